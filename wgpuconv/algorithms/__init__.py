@@ -1,0 +1,36 @@
+"""The registry of algorithms that plans are made of.
+
+An order has no meaning here; names are what the store, the API and the shell use.
+"""
+
+from __future__ import annotations
+
+from ..errors import UnknownAlgorithmError
+from .base import Algorithm
+from .col2im import Col2im
+from .depthwise import Depthwise
+from .direct import Direct
+from .gemm_1x1 import Gemm1x1
+from .im2col_gemm import Im2colGemm
+from .implicit_gemm import ImplicitGemm
+
+ALGORITHMS: tuple[Algorithm, ...] = (
+    Direct(),
+    Im2colGemm(),
+    ImplicitGemm(),
+    Gemm1x1(),
+    Depthwise(),
+    Col2im(),
+)
+
+
+def find(name: str, algorithms: tuple[Algorithm, ...] = ALGORITHMS) -> Algorithm:
+    """The algorithm of that name."""
+    for algorithm in algorithms:
+        if algorithm.name == name:
+            return algorithm
+    known = ", ".join(a.name for a in algorithms)
+    raise UnknownAlgorithmError(f"unknown algorithm {name!r}; known are {known} (and 'auto')")
+
+
+__all__ = ["ALGORITHMS", "Algorithm", "find"]

@@ -1,0 +1,108 @@
+"""What an algorithm is, and the helpers that several of them share."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar, NamedTuple
+
+from ..facts import Facts
+from ..plan import Config, Plan, Region, Tables, ceil_div
+from ..problem import ConvProblem
+
+
+class Algorithm(ABC):
+    """One way to compute a convolution.
+
+    To add one, write a file beside this with a subclass and name it in ``__init__.py``; the
+    contract tests, ``explain``, ``tune`` and ``bench`` find it there.
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    """One line for tables and help."""
+    ops: ClassVar[tuple[str, ...]]
+    """The operations it computes: conv2d, conv_transpose2d."""
+    shaders: ClassVar[tuple[str, ...]]
+    """Every shader file that its plans may use; their text is part of the tuning key."""
+
+    def refusal(self, problem: ConvProblem, facts: Facts) -> str | None:
+        """Why it does not apply, in a sentence with values; None where it does."""
+        if problem.op not in self.ops:
+            return f"computes {' and '.join(self.ops)}, not {problem.op}"
+        return self.refuse(problem, facts)
+
+    def refuse(self, problem: ConvProblem, facts: Facts) -> str | None:
+        """The algorithm's own reasons to refuse, once the operation fits."""
+        return None
+
+    @abstractmethod
+    def configs(self, problem: ConvProblem, facts: Facts) -> list[Config]:
+        """Its configurations for this problem within the device's limits, at least one."""
+
+    @abstractmethod
+    def lower(
+        self, problem: ConvProblem, config: Config, facts: Facts, workspace_limit: int
+    ) -> Plan:
+        """The plan. Raises AlgorithmRefusedError where scratch memory or a grid do not fit."""
+
+    @abstractmethod
+    def cost(self, problem: ConvProblem, config: Config, facts: Facts) -> float:
+        """A rough guess of the seconds it takes, only good for ordering candidates."""
+
+
+class Strides(NamedTuple):
+    """Elements between neighbours along each axis of the input (x) and the output (y)."""
+
+    x_n: int
+    x_c: int
+    x_h: int
+    x_w: int
+    y_n: int
+    y_k: int
+    y_h: int
+    y_w: int
+
+
+def strides(problem: ConvProblem) -> Strides:
+    p = problem
+    x, y = p.c * p.h * p.w, p.k * p.out_h * p.out_w
+    if p.layout == "NCHW":
+        return Strides(x, p.h * p.w, p.w, 1, y, p.out_h * p.out_w, p.out_w, 1)
+    return Strides(x, 1, p.w * p.c, p.c, y, 1, p.out_w * p.k, p.k)
+
+
+def params(**values: int | float) -> tuple[tuple[str, int | float], ...]:
+    return tuple(values.items())
+
+
+def activation_params(problem: ConvProblem) -> dict[str, float]:
+    return {"act_a": problem.activation.a, "act_b": problem.activation.b}
+
+
+def bias_region(problem: ConvProblem, tables: Tables) -> Region:
+    """The caller's bias, or zeros, so that no kernel needs a variant without one."""
+    return Region("bias") if problem.bias else tables.add(bytes(problem.k * problem.itemsize))
+
+
+def roofline(
+    problem: ConvProblem,
+    facts: Facts,
+    *,
+    efficiency: float,
+    workgroups: int = 0,
+    extra_bytes: int = 0,
+    dispatches: int = 1,
+    waste: float = 1.0,
+) -> float:
+    """Seconds by the longer of arithmetic and memory traffic, plus launches.
+
+    ``efficiency`` is the share of the multiply-add rate that the kernel reaches when it fills
+    the device; ``workgroups`` says how well it fills it; ``waste`` is work done over work
+    needed (padded tiles); ``extra_bytes`` is traffic beyond each tensor once.
+    """
+    if workgroups:
+        waves = ceil_div(workgroups, facts.concurrent_workgroups)
+        waste *= waves * facts.concurrent_workgroups / workgroups
+    arithmetic = 2 * problem.multiply_adds * waste / (facts.flops * efficiency)
+    traffic = problem.input_bytes + problem.out_bytes + problem.weight_bytes + extra_bytes
+    return max(arithmetic, traffic / facts.bandwidth) + dispatches * facts.launch

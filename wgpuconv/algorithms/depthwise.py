@@ -1,0 +1,91 @@
+"""Depthwise convolution, with any channel multiplier: a kernel bound by memory."""
+
+from __future__ import annotations
+
+from ..facts import Facts
+from ..plan import Config, Pass, Plan, Region, Shader, Tables, ceil_div, grid_1d
+from ..problem import ConvProblem
+from .base import Algorithm, activation_params, bias_region, params, roofline, strides
+
+MOST_TAPS = 121
+"""Taps that are still held in registers (11 x 11)."""
+
+
+class Depthwise(Algorithm):
+    name = "depthwise"
+    summary = "one input channel a group: the taps in registers, several rows an invocation"
+    ops = ("conv2d",)
+    shaders = ("depthwise",)
+
+    def refuse(self, problem: ConvProblem, facts: Facts) -> str | None:
+        if problem.c_group != 1:
+            return (
+                f"needs one input channel a group (groups={problem.c}), got "
+                f"{problem.c_group} channels a group (groups={problem.groups})"
+            )
+        if problem.r * problem.s > MOST_TAPS:
+            return (
+                f"needs a kernel of at most {MOST_TAPS} taps, got {problem.r * problem.s} "
+                f"({problem.r} x {problem.s})"
+            )
+        return None
+
+    def configs(self, problem: ConvProblem, facts: Facts) -> list[Config]:
+        most = min(facts.limits.max_invocations, facts.limits.max_workgroup_size)
+        rows = (1, 4) if problem.r * problem.s <= 49 else (1,)
+        return [
+            {"rows": count, "workgroup": workgroup}
+            for count in rows
+            if count <= problem.out_h
+            for workgroup in (64, 128, 256)
+            if workgroup <= most and (workgroup == 64 or not facts.software)
+        ]
+
+    def lower(
+        self, problem: ConvProblem, config: Config, facts: Facts, workspace_limit: int
+    ) -> Plan:
+        p = problem
+        tables = Tables(facts.limits)
+        rows, workgroup = int(config["rows"]), int(config["workgroup"])
+        step = Pass(
+            Shader.of(
+                "depthwise",
+                p.dtype,
+                p.activation,
+                R=p.r,
+                S=p.s,
+                ROWS=rows,
+                WORKGROUP=workgroup,
+                CHANNELS_LAST=p.layout == "NHWC",
+            ),
+            params(
+                n=p.n,
+                h=p.h,
+                w=p.w,
+                out_h=p.out_h,
+                out_w=p.out_w,
+                k=p.k,
+                k_group=p.k_group,
+                stride_h=p.stride[0],
+                stride_w=p.stride[1],
+                pad_top=p.padding[0],
+                pad_left=p.padding[2],
+                dilation_h=p.dilation[0],
+                dilation_w=p.dilation[1],
+                **strides(p)._asdict(),
+                **activation_params(p),
+            ),
+            (
+                ("x", Region("input")),
+                ("weight", Region("weight")),
+                ("bias", bias_region(p, tables)),
+                ("y", Region("out")),
+            ),
+            grid_1d(
+                ceil_div(p.n * p.k * ceil_div(p.out_h, rows) * p.out_w, workgroup), facts.limits
+            ),
+        )
+        return Plan(p, self.name, config, (step,), tables=tables.blob())
+
+    def cost(self, problem: ConvProblem, config: Config, facts: Facts) -> float:
+        return roofline(problem, facts, efficiency=0.2 if config["rows"] == 1 else 0.25)

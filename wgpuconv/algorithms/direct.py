@@ -1,0 +1,78 @@
+"""Direct convolution and transposed convolution: no scratch memory, fits every problem."""
+
+from __future__ import annotations
+
+from ..facts import Facts
+from ..plan import Config, Pass, Plan, Region, Shader, Tables, ceil_div, grid_1d
+from ..problem import ConvProblem
+from .base import Algorithm, activation_params, bias_region, params, roofline, strides
+
+
+class Direct(Algorithm):
+    name = "direct"
+    summary = "one output pixel of a few filters an invocation; no scratch memory, fits always"
+    ops = ("conv2d", "conv_transpose2d")
+    shaders = ("direct", "direct_transpose")
+
+    def configs(self, problem: ConvProblem, facts: Facts) -> list[Config]:
+        most = min(facts.limits.max_invocations, facts.limits.max_workgroup_size)
+        return [
+            {"filters": filters, "workgroup": workgroup}
+            for filters in (4, 8, 16, 1)
+            if filters < 2 * problem.k_group
+            for workgroup in (64, 128, 256)
+            if workgroup <= most and (workgroup == 64 or not facts.software)
+        ]
+
+    def lower(
+        self, problem: ConvProblem, config: Config, facts: Facts, workspace_limit: int
+    ) -> Plan:
+        p = problem
+        tables = Tables(facts.limits)
+        filters, workgroup = int(config["filters"]), int(config["workgroup"])
+        invocations = p.n * p.out_h * p.out_w * p.groups * ceil_div(p.k_group, filters)
+        step = Pass(
+            Shader.of(
+                "direct_transpose" if p.transposed else "direct",
+                p.dtype,
+                p.activation,
+                FILTERS=filters,
+                WORKGROUP=workgroup,
+                CHANNELS_LAST=p.layout == "NHWC",
+            ),
+            params(
+                n=p.n,
+                h=p.h,
+                w=p.w,
+                out_h=p.out_h,
+                out_w=p.out_w,
+                c_group=p.c_group,
+                k_group=p.k_group,
+                groups=p.groups,
+                r=p.r,
+                s=p.s,
+                stride_h=p.stride[0],
+                stride_w=p.stride[1],
+                pad_top=p.padding[0],
+                pad_left=p.padding[2],
+                dilation_h=p.dilation[0],
+                dilation_w=p.dilation[1],
+                **strides(p)._asdict(),
+                **activation_params(p),
+            ),
+            (
+                ("x", Region("input")),
+                ("weight", Region("weight")),
+                ("bias", bias_region(p, tables)),
+                ("y", Region("out")),
+            ),
+            grid_1d(ceil_div(invocations, workgroup), facts.limits),
+        )
+        return Plan(p, self.name, config, (step,), tables=tables.blob())
+
+    def cost(self, problem: ConvProblem, config: Config, facts: Facts) -> float:
+        filters = int(config["filters"])
+        # Each multiply-add loads a weight, and a share of an input element.
+        efficiency = 0.25 * filters / (filters + 4)
+        waste = ceil_div(problem.k_group, filters) * filters / problem.k_group
+        return roofline(problem, facts, efficiency=efficiency, waste=waste)

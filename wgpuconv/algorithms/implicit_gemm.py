@@ -1,0 +1,215 @@
+"""Implicit GEMM: the columns matrix is gathered tile by tile and never stored.
+
+The idea is cuDNN's (Chetlur et al. 2014, arXiv:1410.0759); splitting the sum over k follows
+CUTLASS's split-K.
+"""
+
+from __future__ import annotations
+
+from ..errors import AlgorithmRefusedError
+from ..facts import Facts
+from ..plan import Config, Pass, Plan, Region, Shader, Tables, align, ceil_div, grid_1d
+from ..problem import ConvProblem
+from .base import Algorithm, activation_params, bias_region, params, roofline, strides
+from .phases import Phase, phases, tap_table
+from .tiles import (
+    gemm_shader,
+    pack_pass,
+    packed_elements,
+    packed_refusal,
+    tile_configs,
+    tile_efficiency,
+    tile_of,
+    tile_waste,
+)
+
+SPLITS = (1, 2, 3, 4, 6, 8, 12, 16)
+"""Numbers of workgroups that may share one tile's sum."""
+LEAST_STEPS = 4
+"""Steps over k below which another split does not pay."""
+
+
+class ImplicitGemm(Algorithm):
+    name = "implicit_gemm"
+    summary = "tiled GEMM that gathers its columns as it goes; no columns matrix"
+    ops = ("conv2d", "conv_transpose2d")
+    shaders = ("implicit_gemm", "pack_weights", "reduce_splits")
+
+    def configs(self, problem: ConvProblem, facts: Facts) -> list[Config]:
+        p = problem
+        pixels = p.n * max(phase.pixels for phase in phases(p))
+        configs = []
+        for tiled in tile_configs(facts, p.k_group, pixels):
+            tile = tile_of(tiled)
+            if packed_refusal(tile, p, p.k_group, p.reduction, facts):
+                continue
+            tiles = self._workgroups(p, tile.m, tile.p)
+            steps = ceil_div(p.reduction, tile.k)
+            for splits in SPLITS:
+                # More splits than fill the device twice only add partial sums.
+                crowded = tiles * splits > 2 * facts.concurrent_workgroups
+                if splits == 1 or (steps >= splits * LEAST_STEPS and not crowded):
+                    configs.append(tiled | {"splits": splits})
+        return configs
+
+    def refuse(self, problem: ConvProblem, facts: Facts) -> str | None:
+        if not self.configs(problem, facts):
+            return (
+                "needs the packed weight within one binding of "
+                f"{facts.limits.max_binding} bytes, got {problem.weight_bytes} bytes of weights "
+                f"({problem.k_group} filters a group)"
+            )
+        return None
+
+    @staticmethod
+    def _workgroups(p: ConvProblem, tile_m: int, tile_p: int) -> int:
+        per_phase = sum(ceil_div(p.n * phase.pixels, tile_p) for phase in phases(p))
+        return per_phase * ceil_div(p.k_group, tile_m) * p.groups
+
+    def lower(
+        self, problem: ConvProblem, config: Config, facts: Facts, workspace_limit: int
+    ) -> Plan:
+        p = problem
+        limits, tile, x = facts.limits, tile_of(config), strides(p)
+        splits = int(config["splits"])
+        tables = Tables(limits)
+        bias = bias_region(p, tables)
+        elements = p.out_bytes // p.itemsize
+        workspace = 4 * elements * splits if splits > 1 else 0
+        most = min(workspace_limit, limits.max_binding, limits.max_buffer)
+        if workspace > most:
+            raise AlgorithmRefusedError(
+                f"needs {workspace} bytes for the partial sums of {splits} splits, "
+                f"may have {most}"
+            )
+        target = Region("workspace", 0, workspace) if splits > 1 else Region("out")
+        m_tiles = ceil_div(p.k_group, tile.m)
+
+        prepare: list[Pass] = []
+        passes: list[Pass] = []
+        prepared = 0
+        for phase in phases(p):
+            reduction = p.c_group * phase.taps
+            steps = ceil_div(reduction, tile.k)
+            # With no tap at all (stride > kernel) one row of zeros stands for the empty sum.
+            table = tap_table(
+                p, phase, x, max(steps, 1) * tile.k, channels_first=p.layout == "NCHW"
+            )
+            taps = tables.add(table)
+            size = packed_elements(tile, p.k_group, max(reduction, 1), p.groups) * p.itemsize
+            packed = Region("prepared", prepared, size)
+            prepared = align(prepared + size, limits.storage_alignment)
+            prepare.append(
+                pack_pass(
+                    p,
+                    tile,
+                    taps,
+                    packed,
+                    limits,
+                    m=p.k_group,
+                    reduction=reduction,
+                    w_g=p.weight_bytes // p.itemsize // p.groups,
+                    w_m=p.r * p.s if p.transposed else p.reduction,
+                )
+            )
+            p_tiles = ceil_div(p.n * phase.pixels, tile.p)
+            passes.append(
+                Pass(
+                    self._shader(p, config, phase, reduction, split=splits > 1),
+                    params(
+                        pixels=p.n * phase.pixels,
+                        q_hw=phase.pixels,
+                        q_w=phase.w.count,
+                        in_h=p.h,
+                        in_w=p.w,
+                        in_stride_h=phase.h.in_stride,
+                        in_stride_w=phase.w.in_stride,
+                        x_g=p.c_group * x.x_c,
+                        x_n=x.x_n,
+                        x_h=x.x_h,
+                        x_w=x.x_w,
+                        y_base=phase.h.first * x.y_h + phase.w.first * x.y_w,
+                        y_g=p.k_group * x.y_k,
+                        y_n=x.y_n,
+                        y_m=x.y_k,
+                        y_h=phase.h.step * x.y_h,
+                        y_w=phase.w.step * x.y_w,
+                        m=p.k_group,
+                        m_tiles=m_tiles,
+                        p_tiles=p_tiles,
+                        groups=p.groups,
+                        k_steps=steps,
+                        splits=splits,
+                        y_elements=elements,
+                        **activation_params(p),
+                    ),
+                    (
+                        ("x", Region("input")),
+                        ("packed", packed),
+                        ("taps", taps),
+                        ("bias", bias),
+                        ("y", target),
+                    ),
+                    grid_1d(m_tiles * p_tiles * p.groups * splits, limits),
+                )
+            )
+        if splits > 1:
+            passes.append(
+                Pass(
+                    Shader.of("reduce_splits", p.dtype, p.activation),
+                    params(
+                        elements=elements,
+                        splits=splits,
+                        k=p.k,
+                        y_k=x.y_k,
+                        **activation_params(p),
+                    ),
+                    (("partial", target), ("bias", bias), ("y", Region("out"))),
+                    grid_1d(ceil_div(elements, 256), limits),
+                )
+            )
+        return Plan(
+            p,
+            self.name,
+            config,
+            tuple(passes),
+            prepare=tuple(prepare),
+            workspace=workspace,
+            prepared=prepared,
+            tables=tables.blob(),
+        )
+
+    @staticmethod
+    def _shader(
+        p: ConvProblem, config: Config, phase: Phase, reduction: int, *, split: bool
+    ) -> Shader:
+        # Rows of k past the end count as taps outside of the input, so they need the check too.
+        border = (
+            phase.h.crosses_border(p.h)
+            or phase.w.crosses_border(p.w)
+            or reduction % tile_of(config).k != 0
+        )
+        shader = gemm_shader(
+            "implicit_gemm",
+            p,
+            config,
+            Out="f32" if split else p.dtype,
+            BORDER=border,
+            SPLIT=split,
+        )
+        return shader if split else shader.ending_with(p.activation)
+
+    def cost(self, problem: ConvProblem, config: Config, facts: Facts) -> float:
+        p, tile, splits = problem, tile_of(config), int(config["splits"])
+        steps = ceil_div(p.reduction, tile.k)
+        dispatches = len(phases(p)) + 1 + (splits > 1)
+        return roofline(
+            p,
+            facts,
+            # Filling and draining the pipeline costs about as much as a step of a tile.
+            efficiency=tile_efficiency(tile) * steps / (steps + splits),
+            waste=tile_waste(tile, p.k_group, p.n * max(ph.pixels for ph in phases(p))),
+            workgroups=self._workgroups(p, tile.m, tile.p) * splits,
+            extra_bytes=2 * 4 * splits * p.out_bytes // p.itemsize if splits > 1 else 0,
+            dispatches=dispatches,
+        )

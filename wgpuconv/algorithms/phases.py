@@ -1,0 +1,114 @@
+"""A convolution as gathers: which input pixel lies under which tap of which output pixel.
+
+A ``conv2d`` is one gather. A ``conv_transpose2d`` falls apart into one for each phase of its
+stride: the output pixels whose coordinates have the same remainder are reached by the same
+taps, and among themselves they are a convolution of stride 1 (sub-pixel convolution, Shi et
+al. 2016, arXiv:1609.07009). No product with a zero is computed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from ..problem import ConvProblem
+from .base import Strides
+
+
+class Tap(NamedTuple):
+    index: int
+    """r or s of the weight."""
+    offset: int
+    """Input pixels from ``in_stride * q`` to the one under this tap, for output pixel q."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis of a phase: output pixel ``first + q * step``, q below ``count``."""
+
+    count: int
+    first: int
+    step: int
+    in_stride: int
+    taps: tuple[Tap, ...]
+
+    def crosses_border(self, size: int) -> bool:
+        """Whether any tap of any output pixel lies outside of an input of that size."""
+        offsets = [tap.offset for tap in self.taps]
+        return bool(offsets) and (
+            min(offsets) < 0 or (self.count - 1) * self.in_stride + max(offsets) >= size
+        )
+
+
+@dataclass(frozen=True)
+class Phase:
+    h: Axis
+    w: Axis
+
+    @property
+    def pixels(self) -> int:
+        """Output pixels of one image."""
+        return self.h.count * self.w.count
+
+    @property
+    def taps(self) -> int:
+        return len(self.h.taps) * len(self.w.taps)
+
+
+def phases(problem: ConvProblem) -> list[Phase]:
+    """The gathers that together write every output pixel once."""
+    return [Phase(h, w) for h in _axes(problem, 0) for w in _axes(problem, 1)]
+
+
+def _axes(problem: ConvProblem, axis: int) -> list[Axis]:
+    out = (problem.out_h, problem.out_w)[axis]
+    count = (problem.r, problem.s)[axis]
+    stride, dilation = problem.stride[axis], problem.dilation[axis]
+    pad = problem.padding[2 * axis]
+    if not problem.transposed:
+        taps = tuple(Tap(i, i * dilation - pad) for i in range(count))
+        return [Axis(out, 0, 1, stride, taps)]
+    axes = []
+    for first in range(min(stride, out)):
+        # Output pixel first + q * stride meets input pixel q + offset through tap i where
+        # first + pad - i * dilation = offset * stride.
+        taps = tuple(
+            Tap(i, (first + pad - i * dilation) // stride)
+            for i in range(count)
+            if (first + pad - i * dilation) % stride == 0
+        )
+        axes.append(Axis(-(-(out - first) // stride), first, stride, 1, taps))
+    return axes
+
+
+OUTSIDE = -(2**30)
+"""A tap offset that no border check lets through."""
+
+
+def tap_table(
+    problem: ConvProblem, phase: Phase, x: Strides, padded: int, *, channels_first: bool
+) -> bytes:
+    """``vec4<i32>(input offset, dh, dw, weight offset)`` for each k, up to ``padded`` of them.
+
+    The order of k is (channel, r, s), or (r, s, channel) without ``channels_first``.
+    """
+    taps = problem.r * problem.s
+    w_c = problem.k_group * taps if problem.transposed else taps
+    c = np.arange(problem.c_group)
+    h = np.array(phase.h.taps, dtype=np.int64).reshape(-1, 2)
+    w = np.array(phase.w.taps, dtype=np.int64).reshape(-1, 2)
+    order = (c, np.arange(len(h)), np.arange(len(w)))
+    if channels_first:
+        ci, hi, wi = (a.ravel() for a in np.meshgrid(*order, indexing="ij"))
+    else:
+        hi, wi, ci = (a.ravel() for a in np.meshgrid(*order[1:], order[0], indexing="ij"))
+    dh, dw = h[hi, 1], w[wi, 1]
+    table = np.empty((padded, 4), dtype="<i4")
+    table[:] = (0, OUTSIDE, OUTSIDE, 0)
+    table[: len(ci), 0] = ci * x.x_c + dh * x.x_h + dw * x.x_w
+    table[: len(ci), 1] = dh
+    table[: len(ci), 2] = dw
+    table[: len(ci), 3] = ci * w_c + h[hi, 0] * problem.s + w[wi, 0]
+    return table.tobytes()

@@ -1,0 +1,155 @@
+"""Tiles of the GEMM kernels, as data, and the steps that gemm and implicit GEMM share."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ..facts import Facts, Limits
+from ..plan import Config, Pass, Region, Shader, ceil_div, grid_1d
+from ..problem import ConvProblem
+from .base import params
+
+
+class Tile(NamedTuple):
+    """A workgroup computes m filters by p pixels, k products a step; an invocation tm by tp."""
+
+    m: int
+    p: int
+    k: int
+    tm: int
+    tp: int
+
+    @property
+    def workgroup(self) -> int:
+        return (self.m // self.tm) * (self.p // self.tp)
+
+    @property
+    def storage(self) -> int:
+        """Bytes of workgroup memory."""
+        return 4 * self.k * (self.m + self.p)
+
+    def fits(self, limits: Limits) -> bool:
+        return (
+            self.workgroup <= min(limits.max_invocations, limits.max_workgroup_size)
+            and self.storage <= limits.max_workgroup_storage
+        )
+
+
+TILES = (
+    Tile(128, 128, 8, 8, 8),
+    Tile(128, 128, 16, 8, 8),
+    Tile(128, 64, 8, 8, 8),
+    Tile(128, 64, 16, 8, 8),
+    Tile(64, 128, 8, 8, 8),
+    Tile(64, 128, 16, 8, 8),
+    Tile(64, 64, 8, 8, 8),
+    Tile(64, 64, 16, 8, 4),
+    Tile(32, 128, 8, 8, 8),
+    Tile(32, 64, 8, 4, 8),
+    Tile(32, 32, 8, 4, 4),
+    Tile(16, 64, 8, 4, 8),
+)
+"""Each divides evenly: whole vec4 loads an invocation for both staged tiles."""
+
+FMA_ORDERS = ("rows", "zigzag", "halves")
+"""Orders of the multiply-adds worth trying; which wins is a matter of the driver."""
+
+
+def tile_of(config: Config) -> Tile:
+    return Tile(*(int(config[name]) for name in ("tile_m", "tile_p", "tile_k", "tm", "tp")))
+
+
+def tile_configs(facts: Facts, m: int, pixels: int) -> list[Config]:
+    """Configurations for m rows and that many columns, without tiles that are mostly empty."""
+    fitting = [t for t in TILES if t.fits(facts.limits)]
+    useful = [
+        t for t in fitting if t.m < 2 * max(m, 16) and t.p < 2 * max(pixels, 32)
+    ] or fitting[-1:]
+    orders = FMA_ORDERS[:1] if facts.software else FMA_ORDERS
+    barriers = (True,) if facts.software else (True, False)
+    return [
+        {
+            "tile_m": t.m,
+            "tile_p": t.p,
+            "tile_k": t.k,
+            "tm": t.tm,
+            "tp": t.tp,
+            "order": order,
+            "last_barrier": barrier,
+            "unroll": not facts.software,  # CPU drivers take seconds to compile long kernels
+        }
+        for order in orders
+        for barrier in barriers
+        for t in useful
+    ]
+
+
+def tile_efficiency(tile: Tile) -> float:
+    """A guess of the share of peak: larger register tiles load less per multiply-add."""
+    loads = 1 / tile.tm + 1 / tile.tp
+    return 0.75 / (1 + 1.2 * loads)
+
+
+def tile_waste(tile: Tile, m: int, pixels: int) -> float:
+    """Work done in whole tiles over work needed."""
+    rows, columns = ceil_div(m, tile.m) * tile.m, ceil_div(pixels, tile.p) * tile.p
+    return rows * columns / (m * pixels)
+
+
+def gemm_shader(
+    file: str, problem: ConvProblem, config: Config, **constants: int | bool | str
+) -> Shader:
+    tile = tile_of(config)
+    return Shader.of(
+        file,
+        problem.dtype,
+        TILE_M=tile.m,
+        TILE_P=tile.p,
+        TILE_K=tile.k,
+        THREAD_M=tile.tm,
+        THREAD_P=tile.tp,
+        FMA_ORDER=str(config["order"]),
+        LAST_BARRIER=bool(config["last_barrier"]),
+        UNROLL_K=bool(config["unroll"]),
+        **constants,
+    )
+
+
+def packed_elements(tile: Tile, m: int, reduction: int, groups: int) -> int:
+    return groups * ceil_div(m, tile.m) * tile.m * ceil_div(reduction, tile.k) * tile.k
+
+
+def pack_pass(
+    problem: ConvProblem,
+    tile: Tile,
+    taps: Region,
+    packed: Region,
+    limits: Limits,
+    *,
+    m: int,
+    reduction: int,
+    w_g: int,
+    w_m: int,
+) -> Pass:
+    """The pass that brings the weight into the order in which GEMM kernels read it."""
+    elements = packed_elements(tile, m, reduction, problem.groups)
+    return Pass(
+        Shader.of("pack_weights", problem.dtype, TILE_M=tile.m),
+        params(
+            m=m,
+            m_tiles=ceil_div(m, tile.m),
+            reduction=reduction,
+            k_padded=ceil_div(reduction, tile.k) * tile.k,
+            groups=problem.groups,
+            w_g=w_g,
+            w_m=w_m,
+        ),
+        (("weight", Region("weight")), ("taps", taps), ("packed", packed)),
+        grid_1d(ceil_div(elements, 64), limits),
+    )
+
+
+def packed_refusal(tile: Tile, problem: ConvProblem, m: int, reduction: int, facts: Facts) -> bool:
+    """Whether the packed weight is too large for one binding."""
+    size = packed_elements(tile, m, reduction, problem.groups) * problem.itemsize
+    return size > min(facts.limits.max_binding, facts.limits.max_buffer)

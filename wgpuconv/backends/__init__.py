@@ -1,0 +1,1 @@
+"""What runs plans. ``webgpu`` is built in; plugins bring others."""

@@ -1,0 +1,80 @@
+"""What a backend is: the only kind of object that touches a device.
+
+Planning hands it plans (pure data) and buffers; it compiles, runs, copies and times. A plugin
+brings its own, through the entry point group ``wgpuconv.backends`` (see device.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from ..algorithms import Algorithm
+from ..facts import Facts
+from ..plan import Plan
+
+Buffers = Mapping[str, Any]
+"""The buffer of each role ('input', 'weight', 'bias', 'out', 'prepared') of a plan."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What decides whether a stored timing still holds: part of the tuning store's key."""
+
+    backend: str
+    adapter: str
+    driver: str
+    versions: str
+
+    def __str__(self) -> str:
+        return f"{self.backend} / {self.adapter} / {self.driver} / {self.versions}"
+
+
+class Compiled(Protocol):
+    """A plan made ready to run on one device."""
+
+    @property
+    def plan(self) -> Plan: ...
+
+
+class Backend(Protocol):
+    """Runs plans on one device. Every method may be called from any thread."""
+
+    @property
+    def facts(self) -> Facts: ...
+
+    @property
+    def identity(self) -> Identity: ...
+
+    @property
+    def algorithms(self) -> tuple[Algorithm, ...]: ...
+
+    def allocate(self, nbytes: int) -> Any:
+        """A buffer of at least that many bytes, from a pool; its contents are undefined."""
+
+    def free(self, buffer: Any) -> None:
+        """Gives a buffer back to the pool; work already submitted may still use it."""
+
+    def write(self, buffer: Any, array: np.ndarray) -> None:
+        """Copies a C-contiguous array to the buffer's beginning."""
+
+    def read(self, buffer: Any, array: np.ndarray) -> None:
+        """Waits for the work so far and fills a C-contiguous array from the buffer."""
+
+    def compile(self, plan: Plan) -> Compiled:
+        """Pipelines, parameters and tables of a plan, made once. No call's data is needed."""
+
+    def run(self, compiled: Compiled, buffers: Buffers) -> None:
+        """Submits the plan's work and does not wait. ``prepare`` runs too, into scratch memory,
+        unless ``buffers`` has a 'prepared' buffer that holds its result."""
+
+    def prepare(self, compiled: Compiled, buffers: Buffers) -> None:
+        """Submits only the plan's ``prepare`` passes, into ``buffers['prepared']``."""
+
+    def time(
+        self, trials: Sequence[tuple[Compiled, Buffers]], *, repeats: Sequence[int]
+    ) -> list[float]:
+        """Device seconds of one run of each trial, each repeated that often, back to back."""

@@ -1,0 +1,555 @@
+"""The WebGPU backend: runs plans through wgpu-py, on wgpu-native or on Dawn.
+
+wgpu-native aborts the process on an invalid submit. So nothing is submitted here unchecked:
+buffers of our own are never destroyed, a caller's buffer goes through a fresh bind group
+(which refuses a destroyed buffer or one of another device), a mapped one is refused, and
+``finish`` raises where the device is lost, before anything is submitted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+import weakref
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..algorithms import ALGORITHMS, Algorithm
+from ..errors import (
+    DeviceError,
+    DeviceLostError,
+    ForkedProcessError,
+    OutOfDeviceMemoryError,
+    ProblemError,
+    ShaderError,
+    UnsupportedFeatureError,
+)
+from ..facts import Facts, Limits
+from ..plan import Pass, Plan, Region, Role, align
+from ..shader import Interface, interface, pack_params, specialise
+from .base import Buffers, Identity
+from .buffers import BufferPool
+from .provider import Provider
+
+POOL_CAPACITY = 1 << 30
+BIND_GROUPS = 8
+"""Sets of bind groups that a compiled plan keeps, for as many sets of buffers."""
+
+_WANTED_LIMITS = {
+    "max_binding": "max-storage-buffer-binding-size",
+    "max_buffer": "max-buffer-size",
+    "max_invocations": "max-compute-invocations-per-workgroup",
+    "max_workgroup_size": "max-compute-workgroup-size-x",
+    "max_workgroup_storage": "max-compute-workgroup-storage-size",
+    "max_workgroups": "max-compute-workgroups-per-dimension",
+    "max_storage_buffers": "max-storage-buffers-per-shader-stage",
+    "storage_alignment": "min-storage-buffer-offset-alignment",
+    "uniform_alignment": "min-uniform-buffer-offset-alignment",
+}
+_WANTED_FEATURES = ("shader-f16", "timestamp-query")
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    interface: Interface
+    layout: Any
+    pipeline: Any
+
+
+@dataclass(frozen=True)
+class Step:
+    pipeline: Pipeline
+    bindings: tuple[tuple[int, Region], ...]
+    params: tuple[int, int]
+    """Offset and size in the uniform buffer."""
+    grid: tuple[int, int, int]
+
+
+class CompiledPlan:
+    """Pipelines, parameters and tables of one plan, and the bind groups of its last buffers."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        prepare: list[Step],
+        steps: list[Step],
+        uniform: Any,
+        tables: Any,
+    ) -> None:
+        self.plan = plan
+        self.prepare = prepare
+        self.steps = steps
+        self.uniform = uniform
+        self.tables = tables
+        self.groups: OrderedDict[tuple[int, ...], tuple[Any, list[Any]]] = OrderedDict()
+
+
+class WebGpuBackend:
+    """One WebGPU device."""
+
+    def __init__(
+        self,
+        provider: Provider,
+        gpu_device: Any,
+        *,
+        trusted: bool = True,
+        algorithms: tuple[Algorithm, ...] = ALGORITHMS,
+    ) -> None:
+        self.provider = provider
+        self.gpu_device = gpu_device
+        self.trusted = trusted
+        self.algorithms = algorithms
+        self.facts = _facts(gpu_device)
+        info = gpu_device.adapter_info
+        self.identity = Identity(
+            backend=f"{provider.name}{'' if trusted else '-checked'}",
+            adapter=f"{info['device']} ({info['backend_type']})",
+            driver=info["description"] or info["vendor"],
+            versions=provider.version,
+        )
+        usage = provider.api.BufferUsage
+        self._storage_usage = usage.STORAGE | usage.COPY_SRC | usage.COPY_DST
+        self._uniform_usage = usage.UNIFORM | usage.COPY_DST
+        self._staging_usage = usage.MAP_READ | usage.COPY_DST
+        self._lock = threading.RLock()
+        self._pid = os.getpid()
+        self._pool = BufferPool(self._create_storage, POOL_CAPACITY)
+        self._staging = BufferPool(self._create_staging, POOL_CAPACITY // 4)
+        self._owned: set[int] = set()
+        self._pipelines: dict[str, Pipeline] = {}
+        self._scratch: dict[Role, Any] = {}
+        self._timer: _Timer | None = None
+        self._lost = False
+
+    @property
+    def usable(self) -> bool:
+        """Whether calls can still succeed: not lost, and not inherited through a fork."""
+        return not self._lost and os.getpid() == self._pid
+
+    # ---- buffers ----
+
+    def allocate(self, nbytes: int) -> Any:
+        with self._guard():
+            most = self.facts.limits.max_buffer
+            if nbytes > most:
+                raise UnsupportedFeatureError(
+                    f"a tensor of {nbytes} bytes is larger than this device's largest buffer "
+                    f"(max-buffer-size {most}); process the batch in parts"
+                )
+            return self._pool.take(nbytes, most)
+
+    def free(self, buffer: Any) -> None:
+        with self._lock:
+            self._pool.give(buffer)
+
+    def write(self, buffer: Any, array: np.ndarray) -> None:
+        if not array.nbytes:
+            return
+        data = array.reshape(-1).view(np.uint8)
+        if data.nbytes % 4:
+            data = np.concatenate([data, np.zeros(-data.nbytes % 4, np.uint8)])
+        with self._guard():
+            self.check_usable(buffer)
+            self.gpu_device.queue.write_buffer(buffer, 0, data)
+
+    def read(self, buffer: Any, array: np.ndarray) -> None:
+        if not array.nbytes:
+            return
+        with self._guard():
+            self.check_usable(buffer)
+            size = align(array.nbytes, 4)
+            staging = self._staging.take(size, self.facts.limits.max_buffer)
+            encoder = self.gpu_device.create_command_encoder()
+            encoder.copy_buffer_to_buffer(buffer, 0, staging, 0, size)
+            self.gpu_device.queue.submit([encoder.finish()])
+            staging.map_sync("READ_NOSYNC" if self.provider.name == "wgpu" else "READ", 0, size)
+            try:
+                view = staging.read_mapped(0, size, copy=False)
+                array.reshape(-1).view(np.uint8)[:] = np.frombuffer(view, np.uint8)[: array.nbytes]
+            finally:
+                staging.unmap()
+            self._staging.give(staging)
+
+    def owns(self, buffer: Any) -> bool:
+        """Whether the buffer came from ``allocate``, so that nobody can have destroyed it."""
+        return id(buffer) in self._owned
+
+    def check_usable(self, buffer: Any) -> None:
+        """Refuses a caller's buffer whose submission would abort the process."""
+        if self.owns(buffer):
+            return
+        if buffer.map_state != "unmapped":
+            raise ProblemError(
+                f"the buffer {buffer.label or buffer!r} is {buffer.map_state}; unmap it first"
+            )
+        self._probe_bind_group(buffer)
+
+    def _probe_bind_group(self, buffer: Any) -> None:
+        """A bind group refuses what a submit would die of: destroyed, or of another device."""
+        pipeline = self._pipeline_of(_PROBE)
+        self.gpu_device.create_bind_group(
+            layout=pipeline.layout,
+            entries=[{"binding": 1, "resource": {"buffer": buffer, "offset": 0, "size": 4}}],
+        )
+
+    def _create_storage(self, size: int) -> Any:
+        buffer = self._create(size, self._storage_usage)
+        self._owned.add(id(buffer))
+        weakref.finalize(buffer, self._owned.discard, id(buffer))
+        return buffer
+
+    def _create_staging(self, size: int) -> Any:
+        return self._create(size, self._staging_usage)
+
+    def _create(self, size: int, usage: int) -> Any:
+        try:
+            return self.gpu_device.create_buffer(size=size, usage=usage)
+        except Exception as error:
+            if not _is_out_of_memory(error):
+                raise
+            self._pool.clear()
+            self._staging.clear()
+            return self.gpu_device.create_buffer(size=size, usage=usage)
+
+    # ---- compiling ----
+
+    def compile(self, plan: Plan) -> CompiledPlan:
+        with self._guard():
+            uniform = bytearray()
+            prepare = [self._step(p, uniform) for p in plan.prepare]
+            steps = [self._step(p, uniform) for p in plan.passes]
+            return CompiledPlan(
+                plan,
+                prepare,
+                steps,
+                self._constant(bytes(uniform), self._uniform_usage),
+                self._constant(plan.tables, self._storage_usage),
+            )
+
+    def _step(self, step: Pass, uniform: bytearray) -> Step:
+        pipeline = self._pipeline_of(specialise(step.shader))
+        packed = pack_params(step, pipeline.interface.params)
+        offset = align(len(uniform), self.facts.limits.uniform_alignment)
+        uniform += bytes(offset - len(uniform)) + packed
+        regions = dict(step.bindings)
+        names = {b.name: b.index for b in pipeline.interface.bindings}
+        if set(names) != set(regions):
+            raise KeyError(f"{step.shader.file}.wgsl and the plan disagree on bindings: {names}")
+        bindings = tuple((names[name], region) for name, region in step.bindings)
+        return Step(pipeline, bindings, (offset, len(packed)), step.grid)
+
+    def _pipeline_of(self, text: str) -> Pipeline:
+        found = self._pipelines.get(text)
+        if found is None:
+            found = self._pipelines[text] = self._build(text)
+        return found
+
+    def _build(self, text: str) -> Pipeline:
+        face = interface(text)
+        limits = self.facts.limits
+        if face.workgroup_size > min(limits.max_invocations, limits.max_workgroup_size):
+            raise ShaderError(
+                f"a kernel wants {face.workgroup_size} invocations a workgroup, this device has "
+                f"{limits.max_invocations}"
+            )
+        if face.workgroup_bytes > limits.max_workgroup_storage:  # wgpu-native does not check
+            raise ShaderError(
+                f"a kernel wants {face.workgroup_bytes} bytes of workgroup memory, this device "
+                f"has {limits.max_workgroup_storage}"
+            )
+        device, compute = self.gpu_device, self.provider.api.ShaderStage.COMPUTE
+        entries = [
+            {
+                "binding": b.index,
+                "visibility": compute,
+                "buffer": {"type": "storage" if b.writable else "read-only-storage"},
+            }
+            for b in face.bindings
+        ]
+        if face.params:
+            entries.append({"binding": 0, "visibility": compute, "buffer": {"type": "uniform"}})
+        try:
+            layout = device.create_bind_group_layout(entries=entries)
+            pipeline = device.create_compute_pipeline(
+                layout=device.create_pipeline_layout(bind_group_layouts=[layout]),
+                compute={
+                    "module": self.provider.shader_module(device, text, trusted=self.trusted),
+                    "entry_point": "main",
+                },
+            )
+        except Exception as error:
+            if _is_lost(error) or _is_out_of_memory(error):
+                raise
+            raise ShaderError(f"a kernel did not compile on this driver: {error}") from error
+        return Pipeline(face, layout, pipeline)
+
+    def _constant(self, data: bytes, usage: int) -> Any:
+        data = data or bytes(16)
+        buffer = self._create(align(len(data), 16), usage)
+        self.gpu_device.queue.write_buffer(buffer, 0, data + bytes(-len(data) % 16))
+        return buffer
+
+    # ---- running ----
+
+    def run(self, compiled: CompiledPlan, buffers: Buffers) -> None:
+        with self._guard():
+            encoder = self.gpu_device.create_command_encoder()
+            compute = encoder.begin_compute_pass()
+            self.record(compiled, buffers, compute)
+            compute.end()
+            self.gpu_device.queue.submit([encoder.finish()])
+
+    def prepare(self, compiled: CompiledPlan, buffers: Buffers) -> None:
+        with self._guard():
+            encoder = self.gpu_device.create_command_encoder()
+            compute = encoder.begin_compute_pass()
+            groups = self._bind(compiled, compiled.prepare, buffers)
+            _dispatch(compute, compiled.prepare, groups)
+            compute.end()
+            self.gpu_device.queue.submit([encoder.finish()])
+
+    def record(self, compiled: CompiledPlan, buffers: Buffers, compute: Any) -> None:
+        """Records the plan's dispatches into a compute pass; submits nothing."""
+        with self._guard():
+            steps = compiled.steps
+            if "prepared" not in buffers:
+                steps = [*compiled.prepare, *steps]
+            _dispatch(compute, steps, self._bind(compiled, steps, buffers))
+
+    def _bind(self, compiled: CompiledPlan, steps: list[Step], buffers: Buffers) -> list[Any]:
+        whole = {
+            "tables": compiled.tables,
+            "workspace": self._scratch_of("workspace", compiled.plan.workspace),
+            **{role: self._scratch_of(role, size) for role, size in compiled.plan.staged},
+            **buffers,
+        }
+        if "prepared" not in whole:
+            whole["prepared"] = self._scratch_of("prepared", compiled.plan.prepared)
+        # A caller's own buffer may have been destroyed since; only a new bind group notices.
+        keep = all(id(b) in self._owned for b in buffers.values())
+        key = (len(steps), *map(id, whole.values()))
+        if keep and key in compiled.groups:
+            compiled.groups.move_to_end(key)
+            return compiled.groups[key][1]
+        for buffer in buffers.values():
+            self.check_usable(buffer)
+        groups = [self._bind_group(compiled, step, whole) for step in steps]
+        if keep:
+            compiled.groups[key] = (whole, groups)  # holding the buffers keeps their ids taken
+            if len(compiled.groups) > BIND_GROUPS:
+                compiled.groups.popitem(last=False)
+        return groups
+
+    def _bind_group(self, compiled: CompiledPlan, step: Step, whole: dict[str, Any]) -> Any:
+        entries = [
+            {
+                "binding": 0,
+                "resource": {
+                    "buffer": compiled.uniform,
+                    "offset": step.params[0],
+                    "size": step.params[1],
+                },
+            }
+        ]
+        for index, region in step.bindings:
+            buffer = whole[region.role]
+            size = self._span(compiled.plan, region, buffer.size - region.offset)
+            resource = {"buffer": buffer, "offset": region.offset, "size": size}
+            entries.append({"binding": index, "resource": resource})
+        return self.gpu_device.create_bind_group(layout=step.pipeline.layout, entries=entries)
+
+    @staticmethod
+    def _span(plan: Plan, region: Region, available: int) -> int:
+        """Bytes to bind: the region's own size, or its tensor's (a pooled buffer is larger)."""
+        problem = plan.problem
+        if region.size is None:
+            tensors = {
+                "input": problem.input_bytes,
+                "weight": problem.weight_bytes,
+                "bias": problem.k * problem.itemsize,
+                "out": problem.out_bytes,
+            }
+            size = tensors[region.role] - region.offset
+        else:
+            size = region.size
+        size = align(size, 4)
+        if size > available:
+            raise ProblemError(
+                f"the buffer for {region.role!r} has {available} bytes from offset "
+                f"{region.offset}, the plan needs {size}"
+            )
+        return size
+
+    def _scratch_of(self, role: Role, nbytes: int) -> Any:
+        """Scratch memory, shared by all plans: what is submitted runs one after the other."""
+        held = self._scratch.get(role)
+        if nbytes and (held is None or held.size < nbytes):
+            self._scratch.pop(role, None)
+            held = self._scratch[role] = self._create_storage(align(nbytes, 256))
+        return held
+
+    def trim(self) -> None:
+        """Gives pooled and scratch memory back to the driver."""
+        with self._lock:
+            self._pool.clear()
+            self._staging.clear()
+            self._scratch.clear()
+
+    # ---- timing ----
+
+    def time(
+        self, trials: Sequence[tuple[CompiledPlan, Buffers]], *, repeats: Sequence[int]
+    ) -> list[float]:
+        with self._guard():
+            if self._timer is None:
+                self._timer = _Timer(self)
+            return [
+                self._timer.time(compiled, buffers, count)
+                for (compiled, buffers), count in zip(trials, repeats, strict=True)
+            ]
+
+    # ---- errors ----
+
+    @contextlib.contextmanager
+    def _guard(self) -> Iterator[None]:
+        """Holds the device, refuses a forked child, and says in our words what went wrong."""
+        if os.getpid() != self._pid:
+            raise ForkedProcessError(
+                f"this device was made in process {self._pid} before a fork; make a new Device "
+                "in the child, or start children with the 'spawn' method"
+            )
+        with self._lock:
+            try:
+                yield
+            except Exception as error:
+                if _is_lost(error):
+                    self._lost = True
+                    raise DeviceLostError(
+                        f"the device {self.identity.adapter} is lost ({_first_line(error)}); "
+                        "make a new Device and call again"
+                    ) from error
+                if _is_out_of_memory(error):
+                    raise OutOfDeviceMemoryError(
+                        f"the device {self.identity.adapter} has no memory left for this call "
+                        f"({_first_line(error)}); use a smaller batch or workspace_limit"
+                    ) from error
+                if type(error).__name__ == "GPUValidationError":
+                    raise DeviceError(f"the device refused the call: {error}") from error
+                raise
+
+
+_PROBE = """
+@group(0) @binding(1) var<storage, read> data: array<u32>;
+@compute @workgroup_size(1)
+fn main() { _ = data[0]; }
+"""
+
+
+class _Timer:
+    """Times runs of a plan by timestamp queries, or by the wall clock where there are none."""
+
+    def __init__(self, backend: WebGpuBackend) -> None:
+        self._backend = backend
+        device, usage = backend.gpu_device, backend.provider.api.BufferUsage
+        self._queries = None
+        if "timestamp-query" in device.features:
+            self._queries = device.create_query_set(type="timestamp", count=2)
+            self._period = backend.provider.timestamp_period(device) * 1e-9
+            self._resolve = device.create_buffer(
+                size=16, usage=usage.QUERY_RESOLVE | usage.COPY_SRC
+            )
+        self._ticks = backend._create_staging(16)
+
+    def time(self, compiled: CompiledPlan, buffers: Buffers, repeats: int) -> float:
+        backend, device = self._backend, self._backend.gpu_device
+        encoder = device.create_command_encoder()
+        stamps = {}
+        if self._queries is not None:
+            stamps["timestamp_writes"] = {
+                "query_set": self._queries,
+                "beginning_of_pass_write_index": 0,
+                "end_of_pass_write_index": 1,
+            }
+        compute = encoder.begin_compute_pass(**stamps)
+        for _ in range(repeats):
+            backend.record(compiled, buffers, compute)
+        compute.end()
+        if self._queries is not None:
+            encoder.resolve_query_set(self._queries, 0, 2, self._resolve, 0)
+            encoder.copy_buffer_to_buffer(self._resolve, 0, self._ticks, 0, 16)
+        begin = time.perf_counter()
+        device.queue.submit([encoder.finish()])
+        self._ticks.map_sync("READ")
+        wall = time.perf_counter() - begin
+        ticks = np.frombuffer(self._ticks.read_mapped(), np.uint64).copy()
+        self._ticks.unmap()
+        if self._queries is not None and ticks[1] > ticks[0]:
+            stamped = float(ticks[1] - ticks[0]) * self._period
+            if stamped <= wall * 1.05:  # else the clock is not what it says
+                return stamped / repeats
+        return wall / repeats
+
+
+def _dispatch(compute: Any, steps: list[Step], groups: list[Any]) -> None:
+    for step, group in zip(steps, groups, strict=True):
+        compute.set_pipeline(step.pipeline.pipeline)
+        compute.set_bind_group(0, group)
+        compute.dispatch_workgroups(*step.grid)
+
+
+def open_device(provider: Provider, adapter: Any, limits: Limits | None = None) -> Any:
+    """A wgpu device with the features we can use and the adapter's own limits, or ``limits``."""
+    features = [f for f in _WANTED_FEATURES if f in adapter.features]
+    wanted = {
+        name: adapter.limits[name] if limits is None else getattr(limits, field)
+        for field, name in _WANTED_LIMITS.items()
+        if name in adapter.limits
+    }
+    return provider.request_device(adapter, features, wanted)
+
+
+def _facts(device: Any) -> Facts:
+    limits = Limits(
+        **{
+            field: int(device.limits[name])
+            for field, name in _WANTED_LIMITS.items()
+            if name in device.limits
+        }
+    )
+    kind = device.adapter_info["adapter_type"]
+    guesses = {
+        "DiscreteGPU": {"bandwidth": 500e9, "flops": 15e12, "concurrent_workgroups": 256},
+        "IntegratedGPU": {"bandwidth": 60e9, "flops": 2e12, "concurrent_workgroups": 32},
+        "CPU": {
+            "bandwidth": 5e9,
+            "flops": 20e9,
+            "launch": 50e-6,
+            "concurrent_workgroups": os.cpu_count() or 1,
+        },
+    }
+    return Facts(
+        limits=limits,
+        f16="shader-f16" in device.features,
+        software=kind == "CPU",
+        workspace_limit=max(min(limits.max_buffer // 4, 1 << 30), min(limits.max_binding, 1 << 27)),
+        **guesses.get(kind, {}),  # type: ignore[arg-type]
+    )
+
+
+def _is_lost(error: Exception) -> bool:
+    return "device is lost" in str(error).lower() or "device lost" in str(error).lower()
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    return "not enough memory" in str(error).lower() or isinstance(error, MemoryError)
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__

@@ -1,0 +1,296 @@
+"""Devices: finding them, opening them, and choosing plans on them."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+from .algorithms import Algorithm, find
+from .backends.base import Backend, Compiled
+from .backends.provider import PROVIDERS, Provider, provider
+from .backends.webgpu import WebGpuBackend, open_device
+from .errors import MissingExtraError, NoAdapterError, UnsupportedFeatureError, WgpuConvError
+from .facts import Facts, Limits
+from .planner import Candidate, Survey, lower, only, survey
+from .problem import ConvProblem
+from .tuning.tuner import Choice, by_model
+
+ENV_DEVICE = "WGPUCONV_DEVICE"
+PLUGIN_GROUP = "wgpuconv.backends"
+CACHED_CALLS = 4096
+"""Plans kept by their arguments before the cache starts anew."""
+
+
+@dataclass(frozen=True)
+class DeviceInfo:
+    """One device that could be opened, or why it cannot."""
+
+    spec: str
+    """What ``Device(spec)`` takes to open it."""
+    name: str
+    backend: str
+    kind: str
+    """'DiscreteGPU', 'IntegratedGPU', 'CPU', ..."""
+    driver: str
+    features: tuple[str, ...] = ()
+    problem: str | None = None
+    """Why it cannot be used; None where it can."""
+
+
+@dataclass
+class _Open:
+    """What a device keeps for one (problem, algorithm, workspace limit)."""
+
+    choice: Choice
+    compiled: Compiled
+
+
+class CallCache:
+    """Compiled plans by the raw arguments of a call, so that a repeated call validates nothing.
+
+    Parameters may come as lists, which have no hash; such calls go the long way.
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[Any, Compiled] = {}
+
+    def get(self, key: Any, parameters: Any) -> Compiled | None:
+        try:
+            return self._found.get((key, parameters))
+        except TypeError:
+            return None
+
+    def put(self, key: Any, parameters: Any, compiled: Compiled) -> None:
+        with contextlib.suppress(TypeError):
+            if len(self._found) >= CACHED_CALLS:
+                self._found.clear()
+            self._found[key, parameters] = compiled
+
+    def clear(self) -> None:
+        self._found.clear()
+
+
+class Device:
+    """A GPU (or a software driver) opened for convolutions.
+
+    ``spec`` is ``"wgpu"`` or ``"dawn"`` (the first adapter of that implementation),
+    ``"wgpu:1"`` (by number), or a part of an adapter's name. Without one, the environment
+    variable WGPUCONV_DEVICE is used, then the best adapter there is: hardware before software,
+    discrete before integrated. ``limits`` asks for less than the adapter offers (for tests);
+    ``trusted=False`` keeps wgpu-native's own run-time checks in shaders.
+    """
+
+    def __init__(
+        self, spec: str | None = None, *, trusted: bool = True, limits: Limits | None = None
+    ) -> None:
+        spec = spec or os.environ.get(ENV_DEVICE) or None
+        self._setup(_open(spec, trusted, limits))
+
+    @classmethod
+    def from_wgpu(cls, gpu_device: Any, *, trusted: bool = True) -> Device:
+        """Adopts an application's own ``GPUDevice`` (of wgpu or wgpudawn)."""
+        module = type(gpu_device).__module__.partition(".")[0]
+        for name, package in PROVIDERS.items():
+            if module == package:
+                device = cls.__new__(cls)
+                device._setup(WebGpuBackend(provider(name), gpu_device, trusted=trusted))
+                return device
+        raise TypeError(
+            f"from_wgpu takes a GPUDevice of {' or '.join(PROVIDERS.values())}, "
+            f"got {type(gpu_device).__module__}.{type(gpu_device).__qualname__}"
+        )
+
+    def _setup(self, backend: Any) -> None:
+        self.backend: Any = backend
+        self.call_cache = CallCache()
+        self._open: dict[tuple[ConvProblem, str, int | None], _Open] = {}
+        self._lock = threading.RLock()
+
+    def __repr__(self) -> str:
+        return f"Device({self.backend.identity})"
+
+    @property
+    def name(self) -> str:
+        return str(self.backend.identity.adapter)
+
+    @property
+    def facts(self) -> Facts:
+        return self.backend.facts  # type: ignore[no-any-return]
+
+    @property
+    def algorithms(self) -> tuple[Algorithm, ...]:
+        return self.backend.algorithms  # type: ignore[no-any-return]
+
+    # ---- choosing ----
+
+    def survey(self, problem: ConvProblem, *, workspace_limit: int | None = None) -> Survey:
+        """Every candidate for a problem here, and why other algorithms refuse."""
+        if problem.dtype == "f16" and not self.facts.f16:
+            raise UnsupportedFeatureError(
+                f"float16 needs the feature 'shader-f16', which {self.name} does not offer; "
+                "use float32 arrays"
+            )
+        return survey(problem, self.facts, self.algorithms, workspace_limit=workspace_limit)
+
+    def choose(
+        self,
+        problem: ConvProblem,
+        *,
+        algorithm: str = "auto",
+        workspace_limit: int | None = None,
+    ) -> Choice:
+        """The plan for a problem: the algorithm asked for, or the best one known."""
+        return self._opened(problem, algorithm, workspace_limit).choice
+
+    def compiled(
+        self,
+        problem: ConvProblem,
+        *,
+        algorithm: str = "auto",
+        workspace_limit: int | None = None,
+    ) -> Compiled:
+        """The chosen plan, ready to run; made once and kept."""
+        return self._opened(problem, algorithm, workspace_limit).compiled
+
+    def _opened(
+        self, problem: ConvProblem, algorithm: str, workspace_limit: int | None
+    ) -> _Open:
+        key = (problem, algorithm, workspace_limit)
+        found = self._open.get(key)
+        if found is None:
+            with self._lock:
+                found = self._open.get(key)
+                if found is None:
+                    choice = self._choose(problem, algorithm, workspace_limit)
+                    found = _Open(choice, self.backend.compile(choice.plan))
+                    self._open[key] = found
+        return found
+
+    def _choose(
+        self, problem: ConvProblem, algorithm: str, workspace_limit: int | None
+    ) -> Choice:
+        if algorithm != "auto":
+            find(algorithm, self.algorithms)
+        found = self.survey(problem, workspace_limit=workspace_limit)
+        if algorithm != "auto":
+            found = only(found, algorithm)
+
+        def lowered(candidate: Candidate) -> Any:
+            return lower(
+                problem,
+                candidate,
+                self.facts,
+                self.algorithms,
+                workspace_limit=workspace_limit,
+            )
+
+        return by_model(found, lowered)
+
+    def trim(self) -> None:
+        """Gives cached plans and pooled memory back to the driver."""
+        with self._lock:
+            self._open.clear()
+            self.call_cache.clear()
+            self.backend.trim()
+
+
+_default: Device | None = None
+_default_lock = threading.Lock()
+
+
+def default_device() -> Device:
+    """The device of calls that name none: opened once per process."""
+    global _default
+    with _default_lock:
+        if _default is None or not _default.backend.usable:
+            _default = Device()
+        return _default
+
+
+def devices() -> list[DeviceInfo]:
+    """Everything that could run a convolution here, and why something cannot be used."""
+    found: list[DeviceInfo] = []
+    for name in PROVIDERS:
+        try:
+            adapters = provider(name).adapters()
+        except MissingExtraError as error:
+            found.append(DeviceInfo(name, "", name, "", "", problem=str(error)))
+            continue
+        if not adapters:
+            found.append(DeviceInfo(name, "", name, "", "", problem=_nothing_found()))
+        for number, adapter in enumerate(adapters):
+            info = adapter.info
+            features = tuple(
+                f for f in ("shader-f16", "timestamp-query", "subgroup") if f in adapter.features
+            )
+            found.append(
+                DeviceInfo(
+                    f"{name}:{number}",
+                    info["device"],
+                    f"{name} ({info['backend_type']})",
+                    info["adapter_type"],
+                    info["description"] or info["vendor"],
+                    features,
+                )
+            )
+    for entry in importlib.metadata.entry_points(group=PLUGIN_GROUP):
+        try:
+            found += entry.load().devices()
+        except Exception as error:  # a plugin must not take the others along
+            found.append(DeviceInfo(entry.name, "", entry.name, "", "", problem=str(error)))
+    return found
+
+
+_KINDS = ("DiscreteGPU", "IntegratedGPU", "Unknown", "CPU")
+
+
+def _open(spec: str | None, trusted: bool, limits: Limits | None) -> Any:
+    if spec is not None:
+        for entry in importlib.metadata.entry_points(group=PLUGIN_GROUP, name=spec.split(":")[0]):
+            return entry.load().open(spec)
+    name, _, number = (spec or "").partition(":")
+    if name in PROVIDERS:
+        source = provider(name)
+        adapters = source.adapters()
+        if number:
+            if not number.isdigit() or int(number) >= len(adapters):
+                raise NoAdapterError(
+                    f"no device {spec!r}: {name} has {len(adapters)} adapter(s), "
+                    "numbered from 0; see wgpuconv.devices()"
+                )
+            return _backend(source, adapters[int(number)], trusted, limits)
+    else:
+        source = provider("wgpu")
+        adapters = source.adapters()
+        if spec is not None:
+            matching = [a for a in adapters if spec.lower() in a.info["device"].lower()]
+            if adapters and not matching:
+                names = ", ".join(repr(a.info["device"]) for a in adapters)
+                raise NoAdapterError(
+                    f"no device is named like {spec!r}; there are {names}, and the names "
+                    f"{', '.join(PROVIDERS)} for the first adapter of each implementation"
+                )
+            adapters = matching
+    if not adapters:
+        raise NoAdapterError(_nothing_found())
+    adapters.sort(key=lambda a: _rank(a.info["adapter_type"]))
+    return _backend(source, adapters[0], trusted, limits)
+
+
+def _rank(kind: str) -> int:
+    return _KINDS.index(kind) if kind in _KINDS else _KINDS.index("Unknown")
+
+
+def _backend(source: Provider, adapter: Any, trusted: bool, limits: Limits | None) -> Any:
+    return WebGpuBackend(source, open_device(source, adapter, limits), trusted=trusted)
+
+
+def _nothing_found() -> str:
+    return (
+        "no Vulkan, Metal or DX12 adapter was found; install your GPU's driver, or a software "
+        "one (Debian and Ubuntu: apt install mesa-vulkan-drivers, Mesa 25 or newer)"
+    )

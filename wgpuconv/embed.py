@@ -1,0 +1,139 @@
+"""Plans for applications that own a wgpu device: recorded into the caller's own encoder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .device import Device, default_device
+from .errors import ProblemError
+from .ops import problem_of
+from .plan import Plan
+from .problem import ConvProblem, Op
+from .tensor import Tensor, as_device
+
+
+class EncodablePlan:
+    """A convolution ready to be recorded; made by plan_conv2d or plan_conv_transpose2d.
+
+    Its scratch memory belongs to the device and is shared with other calls: command buffers
+    may be submitted in any order, but to the device's one queue.
+    """
+
+    def __init__(self, device: Device, compiled: Any) -> None:
+        self.device = device
+        self._compiled = compiled
+
+    @property
+    def problem(self) -> ConvProblem:
+        return self.plan.problem
+
+    @property
+    def plan(self) -> Plan:
+        """The passes, as data."""
+        return self._compiled.plan  # type: ignore[no-any-return]
+
+    def encode(
+        self, encoder: Any, *, input: Any, weight: Any, out: Any, bias: Any = None
+    ) -> None:
+        """Records the convolution; submits nothing and waits for nothing.
+
+        Args:
+            encoder: the caller's ``GPUCommandEncoder``, or a ``GPUComputePassEncoder``.
+            input, weight, bias, out: ``GPUBuffer`` objects with usage STORAGE, or tensors, in
+                C order, of the problem's shapes and dtype, from their buffer's beginning.
+        """
+        given = {"input": input, "weight": weight, "bias": bias, "out": out}
+        if (bias is not None) != self.problem.bias:
+            state = "needs a bias" if self.problem.bias else "was made without a bias"
+            raise ProblemError(f"the plan for {self.problem} {state}")
+        buffers = {
+            role: value.buffer if isinstance(value, Tensor) else value
+            for role, value in given.items()
+            if value is not None
+        }
+        if any(b is out for role, b in buffers.items() if role != "out"):
+            raise ProblemError("out must not be the buffer of the input, weight or bias")
+        if self.problem.empty:
+            return
+        if hasattr(encoder, "dispatch_workgroups"):
+            self.device.backend.record(self._compiled, buffers, encoder)
+            return
+        compute = encoder.begin_compute_pass()
+        self.device.backend.record(self._compiled, buffers, compute)
+        compute.end()
+
+
+def plan_conv2d(
+    input_shape: Sequence[int],
+    weight_shape: Sequence[int],
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+    *,
+    bias: bool = False,
+    dtype: str = "f32",
+    activation: Any = None,
+    layout: str = "NCHW",
+    algorithm: str = "auto",
+    device: Device | str | None = None,
+    workspace_limit: int | None = None,
+) -> EncodablePlan:
+    """A conv2d of these shapes, to be recorded many times. ``dtype`` is 'f32' or 'f16'."""
+    parameters = (stride, padding, dilation, 0, groups, layout, activation)
+    return _plan(
+        "conv2d", input_shape, weight_shape, parameters, bias, dtype, algorithm, device,
+        workspace_limit,
+    )
+
+
+def plan_conv_transpose2d(
+    input_shape: Sequence[int],
+    weight_shape: Sequence[int],
+    stride: Any = 1,
+    padding: Any = 0,
+    output_padding: Any = 0,
+    groups: int = 1,
+    dilation: Any = 1,
+    *,
+    bias: bool = False,
+    dtype: str = "f32",
+    activation: Any = None,
+    layout: str = "NCHW",
+    algorithm: str = "auto",
+    device: Device | str | None = None,
+    workspace_limit: int | None = None,
+) -> EncodablePlan:
+    """A conv_transpose2d of these shapes, to be recorded many times."""
+    parameters = (stride, padding, dilation, output_padding, groups, layout, activation)
+    return _plan(
+        "conv_transpose2d", input_shape, weight_shape, parameters, bias, dtype, algorithm, device,
+        workspace_limit,
+    )
+
+
+def _plan(
+    op: Op,
+    input_shape: Sequence[int],
+    weight_shape: Sequence[int],
+    parameters: tuple[Any, ...],
+    bias: bool,
+    dtype: str,
+    algorithm: str,
+    device: Device | str | None,
+    workspace_limit: int | None,
+) -> EncodablePlan:
+    groups = parameters[4]
+    filters = weight_shape[0] if op == "conv2d" else weight_shape[1] * groups
+    problem = problem_of(
+        op,
+        tuple(input_shape),
+        tuple(weight_shape),
+        (filters,) if bias else None,
+        dtype,
+        parameters,
+    )
+    on = as_device(device) or default_device()
+    compiled = on.compiled(problem, algorithm=algorithm, workspace_limit=workspace_limit)
+    return EncodablePlan(on, compiled)

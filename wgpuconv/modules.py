@@ -1,0 +1,127 @@
+"""Conv2d and ConvTranspose2d: weights that stay on the device, prepared once."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+from .device import Device, default_device
+from .errors import ProblemError
+from .ops import _common_device, _common_dtype, problem_of, run
+from .problem import Op
+from .tensor import DTYPE_NAMES, Tensor, as_device, tensor
+
+PREPARED = 8
+"""Input shapes for which prepared weights are kept at a time."""
+
+
+class _Module:
+    _op: Op
+
+    def __init__(
+        self,
+        weight: Any,
+        bias: Any,
+        parameters: tuple[Any, ...],
+        algorithm: str,
+        device: Device | str | None,
+        workspace_limit: int | None,
+    ) -> None:
+        self._dtype = _common_dtype(weight, weight, bias)
+        self.device = _common_device((weight, bias, None, None), as_device(device))
+        self.weight = weight if isinstance(weight, Tensor) else tensor(weight, self.device)
+        self.bias = (
+            bias if bias is None or isinstance(bias, Tensor) else tensor(bias, self.device)
+        )
+        self._parameters = parameters
+        self._algorithm = algorithm
+        self._limit = workspace_limit
+        self._ready: OrderedDict[tuple[int, ...], tuple[Any, Tensor | None]] = OrderedDict()
+
+    def __call__(self, input: Any, *, out: Any = None) -> Any:
+        """Convolves a numpy array or a Tensor; the same kind comes back."""
+        _common_dtype(input, self.weight, self.bias)
+        _common_device((input, self.weight, self.bias, out), self.device)
+        found = self._ready.get(input.shape)
+        if found is None:
+            found = self._prepare(input.shape)
+        compiled, prepared = found
+        buffer = None if prepared is None else prepared.buffer
+        return run(compiled, self.device, input, self.weight, self.bias, out, buffer)
+
+    def _prepare(self, shape: tuple[int, ...]) -> tuple[Any, Tensor | None]:
+        bias_shape = None if self.bias is None else self.bias.shape
+        problem = problem_of(
+            self._op,
+            shape,
+            self.weight.shape,
+            bias_shape,
+            DTYPE_NAMES[self._dtype],
+            self._parameters,
+        )
+        compiled = self.device.compiled(
+            problem, algorithm=self._algorithm, workspace_limit=self._limit
+        )
+        prepared = None
+        if compiled.plan.prepared and not problem.empty:
+            prepared = Tensor.empty((-(-compiled.plan.prepared // 4),), "float32", self.device)
+            self.device.backend.prepare(
+                compiled, {"weight": self.weight.buffer, "prepared": prepared.buffer}
+            )
+        self._ready[shape] = (compiled, prepared)
+        if len(self._ready) > PREPARED:
+            self._ready.popitem(last=False)
+        return self._ready[shape]
+
+
+class Conv2d(_Module):
+    """A conv2d with weights held on the device, in the form its kernel reads.
+
+    The arguments are those of :func:`wgpuconv.conv2d`. Later changes of the arrays given here
+    have no effect.
+    """
+
+    _op: Op = "conv2d"
+
+    def __init__(
+        self,
+        weight: Any,
+        bias: Any = None,
+        stride: Any = 1,
+        padding: Any = 0,
+        dilation: Any = 1,
+        groups: int = 1,
+        *,
+        activation: Any = None,
+        layout: str = "NCHW",
+        algorithm: str = "auto",
+        device: Device | str | None = None,
+        workspace_limit: int | None = None,
+    ) -> None:
+        parameters = (stride, padding, dilation, 0, groups, layout, activation)
+        super().__init__(weight, bias, parameters, algorithm, device, workspace_limit)
+
+
+class ConvTranspose2d(_Module):
+    """A conv_transpose2d with weights held on the device; see :class:`Conv2d`."""
+
+    _op: Op = "conv_transpose2d"
+
+    def __init__(
+        self,
+        weight: Any,
+        bias: Any = None,
+        stride: Any = 1,
+        padding: Any = 0,
+        output_padding: Any = 0,
+        groups: int = 1,
+        dilation: Any = 1,
+        *,
+        activation: Any = None,
+        layout: str = "NCHW",
+        algorithm: str = "auto",
+        device: Device | str | None = None,
+        workspace_limit: int | None = None,
+    ) -> None:
+        parameters = (stride, padding, dilation, output_padding, groups, layout, activation)
+        super().__init__(weight, bias, parameters, algorithm, device, workspace_limit)

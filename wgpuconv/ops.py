@@ -1,0 +1,238 @@
+"""conv2d and conv_transpose2d: arrays or tensors in, the same kind out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from .device import Device, default_device
+from .errors import DtypeError, MixedDevicesError, ProblemError
+from .problem import ConvProblem, Op
+from .tensor import DTYPE_NAMES, NUMPY_DTYPES, Tensor, as_device, checked_dtype, tensor
+
+Array = np.ndarray | Tensor
+
+
+def conv2d(
+    input: Array,
+    weight: Array,
+    bias: Array | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+    *,
+    activation: Any = None,
+    layout: str = "NCHW",
+    algorithm: str = "auto",
+    device: Device | str | None = None,
+    out: Array | None = None,
+    workspace_limit: int | None = None,
+) -> Any:
+    """2-D convolution (cross-correlation), as ``torch.nn.functional.conv2d``.
+
+    Args:
+        input: (N, C, H, W) or (C, H, W); with ``layout="NHWC"`` (N, H, W, C) or (H, W, C).
+            A numpy array of any strides, or a :class:`Tensor`; float32 or float16.
+        weight: (K, C/groups, R, S) in either layout, of the input's dtype.
+        bias: (K,), or None.
+        stride, dilation: pixels, one number or (vertical, horizontal).
+        padding: zeros around the input: pixels, (vertical, horizontal),
+            ((top, bottom), (left, right)), 'valid', or 'same' (stride 1 only).
+        groups: divides C and K; ``groups=C`` is a depthwise convolution.
+        activation: None, 'relu', 'relu6', ('leaky_relu', slope), ('clip', low, high),
+            'sigmoid', 'tanh', 'gelu' (exact) or 'silu', applied in the kernel's last step.
+        algorithm: 'auto', or a name that ``wgpuconv algorithms`` lists.
+        device: where numpy arrays are computed; tensors stay on theirs.
+        out: written in place and returned: an array or tensor of the result's shape and dtype.
+        workspace_limit: most bytes of scratch memory for one call.
+
+    Returns:
+        The kind that ``input`` is: a numpy array, or a Tensor whose work may still be running.
+        Sums are accumulated in float32, whatever the dtype.
+
+    Raises:
+        ProblemError (a ValueError): shapes or parameters that make no convolution.
+        DtypeError (a TypeError): other dtypes or argument types.
+        AlgorithmError, DeviceError, OutOfDeviceMemoryError: see wgpuconv.errors.
+    """
+    return _convolve(
+        "conv2d",
+        (input, weight, bias, out),
+        (stride, padding, dilation, 0, groups, layout, activation),
+        (algorithm, workspace_limit),
+        device,
+    )
+
+
+def conv_transpose2d(
+    input: Array,
+    weight: Array,
+    bias: Array | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    output_padding: Any = 0,
+    groups: int = 1,
+    dilation: Any = 1,
+    *,
+    activation: Any = None,
+    layout: str = "NCHW",
+    algorithm: str = "auto",
+    device: Device | str | None = None,
+    out: Array | None = None,
+    workspace_limit: int | None = None,
+) -> Any:
+    """2-D transposed convolution, as ``torch.nn.functional.conv_transpose2d``.
+
+    Args:
+        weight: (C, K/groups, R, S).
+        padding: pixels cropped from the output: a number, (vertical, horizontal) or
+            ((top, bottom), (left, right)).
+        output_padding: pixels added to the output's lower and right side, less than the
+            stride or the dilation.
+
+    The other arguments, the result and the errors are those of :func:`conv2d`.
+    """
+    return _convolve(
+        "conv_transpose2d",
+        (input, weight, bias, out),
+        (stride, padding, dilation, output_padding, groups, layout, activation),
+        (algorithm, workspace_limit),
+        device,
+    )
+
+
+def problem_of(
+    op: Op,
+    input_shape: tuple[int, ...],
+    weight_shape: tuple[int, ...],
+    bias_shape: tuple[int, ...] | None,
+    dtype: str,
+    parameters: tuple[Any, ...],
+) -> ConvProblem:
+    """The validated problem of a call, batched or not."""
+    stride, padding, dilation, output_padding, groups, layout, activation = parameters
+    shape = (1, *input_shape) if len(input_shape) == 3 else input_shape
+    return ConvProblem.from_call(
+        op,
+        shape,
+        weight_shape,
+        dtype=dtype,
+        bias_shape=bias_shape,
+        stride=stride,
+        padding=padding,
+        dilation=dilation,
+        output_padding=output_padding,
+        groups=groups,
+        layout=layout,
+        activation=activation,
+    )
+
+
+def _convolve(
+    op: Op,
+    arrays: tuple[Any, Any, Any, Any],
+    parameters: tuple[Any, ...],
+    choice: tuple[str, int | None],
+    device: Device | str | None,
+) -> Any:
+    x, weight, bias, out = arrays
+    dtype = _common_dtype(x, weight, bias)
+    on = _common_device(arrays, as_device(device))
+    key = (op, x.shape, weight.shape, None if bias is None else bias.shape, dtype, *choice)
+    compiled = on.call_cache.get(key, parameters)
+    if compiled is None:
+        bias_shape = None if bias is None else bias.shape
+        problem = problem_of(op, x.shape, weight.shape, bias_shape, DTYPE_NAMES[dtype], parameters)
+        algorithm, limit = choice
+        compiled = on.compiled(problem, algorithm=algorithm, workspace_limit=limit)
+        on.call_cache.put(key, parameters, compiled)
+    return run(compiled, on, x, weight, bias, out)
+
+
+def run(
+    compiled: Any, on: Device, x: Any, weight: Any, bias: Any, out: Any, prepared: Any = None
+) -> Any:
+    """Runs a compiled plan on arrays that fit its problem; see conv2d for what comes back."""
+    problem = compiled.plan.problem
+    shape = problem.out_shape if len(x.shape) == 4 else problem.out_shape[1:]
+    dtype = NUMPY_DTYPES[problem.dtype]
+    _check_out(out, shape, dtype, x)
+    on_host = isinstance(x, np.ndarray)
+    result = out if isinstance(out, Tensor) else Tensor.empty(shape, dtype, on)
+    if not problem.empty:
+        with _on_device(on, x, weight, bias) as buffers:
+            buffers["out"] = result.buffer
+            if prepared is not None:
+                buffers["prepared"] = prepared
+            if any(b is result.buffer for role, b in buffers.items() if role != "out"):
+                raise ProblemError("out must not be the buffer of the input, weight or bias")
+            on.backend.run(compiled, buffers)
+    if isinstance(out, np.ndarray):
+        return _download(result, out)
+    return result.numpy() if on_host and out is None else result
+
+
+@contextmanager
+def _on_device(on: Device, x: Any, weight: Any, bias: Any) -> Iterator[dict[str, Any]]:
+    """The buffers of the arguments; those uploaded for this call are freed after it."""
+    given = {"input": x, "weight": weight} | ({} if bias is None else {"bias": bias})
+    tensors = {
+        role: value if isinstance(value, Tensor) else tensor(value, on)
+        for role, value in given.items()
+    }
+    yield {role: value.buffer for role, value in tensors.items()}
+
+
+def _download(result: Tensor, out: np.ndarray) -> np.ndarray:
+    if out.flags.c_contiguous:
+        result.device.backend.read(result.buffer, out)
+    else:
+        out[...] = result.numpy()
+    return out
+
+
+def _check_out(out: Any, shape: tuple[int, ...], dtype: Any, x: Any) -> None:
+    if out is None:
+        return
+    if not isinstance(out, (np.ndarray, Tensor)):
+        raise DtypeError(f"out must be a numpy array or a Tensor, got {type(out).__name__}")
+    if isinstance(x, Tensor) and not isinstance(out, Tensor):
+        raise DtypeError("out must be a Tensor as the input is, got a numpy array")
+    if out.shape != shape or out.dtype != dtype:
+        raise ProblemError(
+            f"out must have shape {shape} and dtype {dtype}, got {out.shape} and {out.dtype}"
+        )
+
+
+def _common_dtype(x: Any, weight: Any, bias: Any) -> Any:
+    for name, value in (("input", x), ("weight", weight), ("bias", bias)):
+        if value is None and name == "bias":
+            continue
+        if not isinstance(value, (np.ndarray, Tensor)):
+            raise DtypeError(
+                f"{name} must be a numpy array or a wgpuconv.Tensor, got "
+                f"{type(value).__module__}.{type(value).__name__}; convert it with numpy.asarray"
+            )
+        checked_dtype(value.dtype)
+        if value.dtype != x.dtype:
+            raise DtypeError(
+                f"{name} must have the input's dtype {x.dtype}, got {value.dtype}"
+            )
+    return x.dtype
+
+
+def _common_device(arrays: tuple[Any, ...], wanted: Device | None) -> Device:
+    found = wanted
+    for name, value in zip(("input", "weight", "bias", "out"), arrays, strict=True):
+        if isinstance(value, Tensor):
+            if found is not None and value.device is not found:
+                raise MixedDevicesError(
+                    f"{name} lives on {value.device!r}, but the call runs on {found!r}; "
+                    "copy it there with wgpuconv.tensor(t.numpy(), device)"
+                )
+            found = value.device
+    return found or default_device()

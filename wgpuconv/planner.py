@@ -1,0 +1,89 @@
+"""Which algorithms and configurations can compute a problem, and the plan of one of them.
+
+Pure: everything here works from the problem and the device's facts, without a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from .algorithms import ALGORITHMS, Algorithm, find
+from .errors import AlgorithmRefusedError
+from .facts import Facts
+from .plan import Config, Plan, candidate_label
+from .problem import ConvProblem
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One algorithm with one configuration, and the seconds that its cost model guesses."""
+
+    algorithm: str
+    config: Config
+    cost: float
+
+    @property
+    def label(self) -> str:
+        return candidate_label(self.algorithm, self.config)
+
+
+@dataclass(frozen=True)
+class Survey:
+    """Everything that could compute a problem, cheapest guess first, and why others cannot."""
+
+    problem: ConvProblem
+    candidates: tuple[Candidate, ...]
+    refusals: Mapping[str, str]
+
+
+def survey(
+    problem: ConvProblem,
+    facts: Facts,
+    algorithms: tuple[Algorithm, ...] = ALGORITHMS,
+    *,
+    workspace_limit: int | None = None,
+) -> Survey:
+    """All candidates for a problem on a device with these facts."""
+    candidates: list[Candidate] = []
+    refusals: dict[str, str] = {}
+    for algorithm in algorithms:
+        reason = algorithm.refusal(problem, facts)
+        if reason is not None:
+            refusals[algorithm.name] = reason
+            continue
+        found = []
+        for config in algorithm.configs(problem, facts):
+            candidate = Candidate(
+                algorithm.name, config, algorithm.cost(problem, config, facts)
+            )
+            found.append(candidate)
+        candidates += found
+    candidates.sort(key=lambda c: c.cost)
+    return Survey(problem, tuple(candidates), refusals)
+
+
+def lower(
+    problem: ConvProblem,
+    candidate: Candidate,
+    facts: Facts,
+    algorithms: tuple[Algorithm, ...] = ALGORITHMS,
+    *,
+    workspace_limit: int | None = None,
+) -> Plan:
+    """The plan of one candidate. Raises AlgorithmRefusedError where memory does not suffice."""
+    limit = facts.workspace_limit if workspace_limit is None else workspace_limit
+    algorithm = find(candidate.algorithm, algorithms)
+    return algorithm.lower(problem, candidate.config, facts, limit)
+
+
+def only(found: Survey, name: str) -> Survey:
+    """The survey's candidates of one algorithm; says why where there are none."""
+    candidates = tuple(c for c in found.candidates if c.algorithm == name)
+    if not candidates:
+        fitting = ", ".join(dict.fromkeys(c.algorithm for c in found.candidates))
+        raise AlgorithmRefusedError(
+            f"algorithm {name!r} does not apply to {found.problem}: {found.refusals[name]}; "
+            f"those that apply: {fitting}"
+        )
+    return Survey(found.problem, candidates, found.refusals)

@@ -1,0 +1,482 @@
+"""ConvProblem: the one description of a convolution, validated once, with a text form.
+
+Everything that is wrong with the shapes or parameters of a call is found here and said in
+one sentence. What passes is a frozen value that planning, tuning, the store, the bench
+and bug reports share, as an object or as text::
+
+    conv2d f32 n16 c64 h56 w56 k128 r3 s3 stride1 pad1
+    conv_transpose2d f16 n1 c8 h5 w5 k4 r3 s3 stride2 pad1 outpad1,0 groups2 nhwc bias act:clip,0,6
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal
+
+from .errors import DtypeError, ProblemError
+
+Op = Literal["conv2d", "conv_transpose2d"]
+Pair = tuple[int, int]
+Pads = tuple[int, int, int, int]
+
+DTYPES = {"f32": 4, "f16": 2}
+"""Bytes of an element, by the name of its dtype in a problem's text."""
+LAYOUTS = ("NCHW", "NHWC")
+_BIGGEST = 2**31 - 1
+
+_ACTIVATIONS: dict[str, tuple[tuple[str, ...], tuple[float, ...] | None]] = {
+    # name: (names of its parameters, their defaults; None where the caller must give them)
+    "identity": ((), ()),
+    "relu": ((), ()),
+    "relu6": ((), ()),
+    "leaky_relu": (("negative_slope",), (0.01,)),
+    "clip": (("low", "high"), None),
+    "sigmoid": ((), ()),
+    "tanh": ((), ()),
+    "gelu": ((), ()),
+    "silu": ((), ()),
+}
+ACTIVATIONS = tuple(_ACTIVATIONS)
+
+
+@dataclass(frozen=True)
+class Activation:
+    """A function applied to each output element in the kernel's last step.
+
+    ``a`` and ``b`` are its parameters: the negative slope of ``leaky_relu``, the bounds of
+    ``clip``. ``gelu`` is the exact one (with erf), as PyTorch's default.
+    """
+
+    name: str = "identity"
+    a: float = 0.0
+    b: float = 0.0
+
+    @classmethod
+    def of(cls, spec: Activation | str | Sequence[Any] | None) -> Activation:
+        """Accepts ``None``, ``"relu"``, ``("leaky_relu", 0.2)``, ``("clip", 0, 6)``."""
+        if isinstance(spec, Activation):
+            return spec
+        if spec is None:
+            return IDENTITY
+        if not isinstance(spec, (str, tuple, list)) or not spec:
+            raise DtypeError(
+                f"activation must be None, a name or a tuple (name, parameters...), got {spec!r}"
+            )
+        name, *args = [spec] if isinstance(spec, str) else spec
+        if name not in _ACTIVATIONS:
+            raise ProblemError(f"unknown activation {name!r}; known are {', '.join(ACTIVATIONS)}")
+        names, defaults = _ACTIVATIONS[name]
+        if not args and defaults is not None:
+            args = list(defaults)
+        try:
+            values = [float(v) for v in args]
+        except (TypeError, ValueError):
+            raise DtypeError(f"the parameters of {name} must be numbers, got {args!r}") from None
+        if len(values) != len(names):
+            expected = f"({', '.join(names)})" if names else "none"
+            raise ProblemError(f"{name} takes the parameters {expected}, got {tuple(args)!r}")
+        if any(math.isnan(v) for v in values):
+            raise ProblemError(f"the parameters of {name} must not be NaN, got {tuple(args)!r}")
+        if name == "clip" and values[0] > values[1]:
+            raise ProblemError(f"clip needs low <= high, got {values[0]:g} and {values[1]:g}")
+        if name == "relu6":
+            return cls("clip", 0.0, 6.0)
+        return cls(name, *values)
+
+    @property
+    def parameters(self) -> tuple[float, ...]:
+        return (self.a, self.b)[: len(_ACTIVATIONS[self.name][0])]
+
+    def __str__(self) -> str:
+        return ",".join([self.name, *(f"{v!r}".removesuffix(".0") for v in self.parameters)])
+
+
+IDENTITY = Activation()
+
+
+@dataclass(frozen=True)
+class ConvProblem:
+    """One convolution, without its data.
+
+    ``n c h w`` is the input, ``k`` the number of output channels, ``r s`` the kernel's
+    height and width. ``padding`` is (top, bottom, left, right); for ``conv_transpose2d``
+    it is cropped from the output, as in PyTorch. The weight is (K, C/groups, R, S) for
+    ``conv2d`` and (C, K/groups, R, S) for ``conv_transpose2d``, in either ``layout``;
+    ``layout`` orders the input and the output.
+    """
+
+    op: Op
+    dtype: str
+    n: int
+    c: int
+    h: int
+    w: int
+    k: int
+    r: int
+    s: int
+    stride: Pair = (1, 1)
+    padding: Pads = (0, 0, 0, 0)
+    dilation: Pair = (1, 1)
+    output_padding: Pair = (0, 0)
+    groups: int = 1
+    layout: str = "NCHW"
+    bias: bool = False
+    activation: Activation = IDENTITY
+
+    # ---- derived ----
+
+    @property
+    def transposed(self) -> bool:
+        return self.op == "conv_transpose2d"
+
+    @cached_property
+    def out_h(self) -> int:
+        return self._out(0, self.h, self.r)
+
+    @cached_property
+    def out_w(self) -> int:
+        return self._out(1, self.w, self.s)
+
+    def _out(self, axis: int, size: int, taps: int) -> int:
+        pads = self.padding[2 * axis] + self.padding[2 * axis + 1]
+        stride, span = self.stride[axis], self.dilation[axis] * (taps - 1) + 1
+        if self.transposed:
+            return (size - 1) * stride - pads + span + self.output_padding[axis]
+        return (size + pads - span) // stride + 1
+
+    @property
+    def c_group(self) -> int:
+        """Input channels of one group."""
+        return self.c // self.groups
+
+    @property
+    def k_group(self) -> int:
+        """Output channels of one group."""
+        return self.k // self.groups
+
+    @property
+    def input_shape(self) -> tuple[int, int, int, int]:
+        return self._ordered(self.c, self.h, self.w)
+
+    @property
+    def out_shape(self) -> tuple[int, int, int, int]:
+        return self._ordered(self.k, self.out_h, self.out_w)
+
+    def _ordered(self, channels: int, h: int, w: int) -> tuple[int, int, int, int]:
+        return (self.n, channels, h, w) if self.layout == "NCHW" else (self.n, h, w, channels)
+
+    @property
+    def weight_shape(self) -> tuple[int, int, int, int]:
+        if self.transposed:
+            return (self.c, self.k_group, self.r, self.s)
+        return (self.k, self.c_group, self.r, self.s)
+
+    @property
+    def itemsize(self) -> int:
+        return DTYPES[self.dtype]
+
+    @property
+    def input_bytes(self) -> int:
+        return math.prod(self.input_shape) * self.itemsize
+
+    @property
+    def out_bytes(self) -> int:
+        return math.prod(self.out_shape) * self.itemsize
+
+    @property
+    def weight_bytes(self) -> int:
+        return math.prod(self.weight_shape) * self.itemsize
+
+    @property
+    def reduction(self) -> int:
+        """Products summed for one output element (at most, at the borders)."""
+        return self.c_group * self.r * self.s
+
+    @property
+    def multiply_adds(self) -> int:
+        """Multiply-adds of a direct method, the padding's zeros included."""
+        pixels = self.h * self.w if self.transposed else self.out_h * self.out_w
+        return self.n * pixels * self.c * self.k_group * self.r * self.s
+
+    @property
+    def empty(self) -> bool:
+        """Whether the output has no element (an empty batch)."""
+        return self.n == 0
+
+    # ---- from a call ----
+
+    @classmethod
+    def from_call(
+        cls,
+        op: Op,
+        input_shape: Sequence[int],
+        weight_shape: Sequence[int],
+        *,
+        dtype: str = "f32",
+        bias_shape: Sequence[int] | None = None,
+        stride: Any = 1,
+        padding: Any = 0,
+        dilation: Any = 1,
+        output_padding: Any = 0,
+        groups: Any = 1,
+        layout: str = "NCHW",
+        activation: Any = None,
+    ) -> ConvProblem:
+        """The problem of a batched (4-D) call with PyTorch's arguments, or one clear error."""
+        if layout not in LAYOUTS:
+            raise ProblemError(f"layout must be 'NCHW' or 'NHWC', got {layout!r}")
+        if dtype not in DTYPES:
+            raise DtypeError(f"dtype must be 'f32' or 'f16', got {dtype!r}")
+        if len(input_shape) != 4:
+            raise ProblemError(
+                f"the input must have 4 dimensions ({', '.join(layout)}) or 3 without the batch, "
+                f"got shape {tuple(input_shape)}"
+            )
+        transposed = op == "conv_transpose2d"
+        names = "(C, K/groups, R, S)" if transposed else "(K, C/groups, R, S)"
+        if len(weight_shape) != 4:
+            raise ProblemError(
+                f"the weight must have 4 dimensions {names}, got shape {tuple(weight_shape)}"
+            )
+        order = (0, 1, 2, 3) if layout == "NCHW" else (0, 3, 1, 2)
+        n, c, h, w = (int(input_shape[i]) for i in order)
+        w0, w1, r, s = (int(v) for v in weight_shape)
+        groups = _integer("groups", groups, least=1)
+        if min(c, h, w) < 1:
+            raise ProblemError(
+                f"only the batch may be empty, got an input of shape {tuple(input_shape)}"
+            )
+        if min(w0, w1, r, s) < 1:
+            raise ProblemError(f"the weight must not be empty, got shape {tuple(weight_shape)}")
+        if c % groups:
+            raise ProblemError(f"groups must divide the {c} input channels, got groups={groups}")
+        if transposed:
+            if w0 != c:
+                raise ProblemError(
+                    f"the weight {names} must have {c} input channels as the input has, "
+                    f"got shape {tuple(weight_shape)}"
+                )
+            k = w1 * groups
+        else:
+            k = w0
+            if k % groups:
+                raise ProblemError(f"groups must divide the {k} filters, got groups={groups}")
+            if w1 != c // groups:
+                raise ProblemError(
+                    f"the weight {names} must have {c // groups} channels a group "
+                    f"({c} input channels in {groups} group(s)), got shape {tuple(weight_shape)}"
+                )
+        if bias_shape is not None and tuple(bias_shape) != (k,):
+            raise ProblemError(
+                f"bias must have shape ({k},), one value an output channel, "
+                f"got {tuple(bias_shape)}"
+            )
+        stride = _pair("stride", stride, least=1)
+        dilation = _pair("dilation", dilation, least=1)
+        problem = cls(
+            op=op,
+            dtype=dtype,
+            n=n,
+            c=c,
+            h=h,
+            w=w,
+            k=k,
+            r=r,
+            s=s,
+            stride=stride,
+            padding=_padding(padding, op, stride, dilation, (r, s)),
+            dilation=dilation,
+            output_padding=_pair("output_padding", output_padding, least=0),
+            groups=groups,
+            layout=layout,
+            bias=bias_shape is not None,
+            activation=Activation.of(activation),
+        )
+        return problem._validated()
+
+    def _validated(self) -> ConvProblem:
+        for axis, name in enumerate(("height", "width")):
+            size, taps = ((self.h, self.r), (self.w, self.s))[axis]
+            span = self.dilation[axis] * (taps - 1) + 1
+            before, after = self.padding[2 * axis : 2 * axis + 2]
+            if self.transposed:
+                extra, bound = self.output_padding[axis], max(self.stride[axis], self.dilation[axis])
+                if extra >= bound:
+                    raise ProblemError(
+                        "output_padding must be smaller than the stride or the dilation "
+                        f"({bound} along the {name}), got {extra}"
+                    )
+            elif size + before + after < span:
+                raise ProblemError(
+                    f"the kernel spans {span} pixels along the {name} (size {taps}, dilation "
+                    f"{self.dilation[axis]}) but the padded input has only {size + before + after}"
+                )
+            out = (self.out_h, self.out_w)[axis]
+            if out < 1:
+                raise ProblemError(
+                    f"the output would have {out} pixels along the {name}: padding "
+                    f"{before}+{after} crops all of it"
+                )
+            if max(out, size + before + after) > _BIGGEST:
+                raise ProblemError(
+                    f"sizes along the {name} must stay below 2^31, got {max(out, size)} pixels "
+                    f"with padding {before}+{after}"
+                )
+        for what, shape in (("input", self.input_shape), ("output", self.out_shape)):
+            if math.prod(shape) >= 2**40:
+                raise ProblemError(
+                    f"the {what} would have {math.prod(shape)} elements (shape {shape}), "
+                    "more than any device holds"
+                )
+        return self
+
+    # ---- text ----
+
+    def __str__(self) -> str:
+        top, bottom, left, right = self.padding
+        if (top, left) == (bottom, right):
+            pad = _text((top, left))
+        else:
+            pad = f"{top},{bottom},{left},{right}"
+        words = [
+            f"{self.op} {self.dtype} n{self.n} c{self.c} h{self.h} w{self.w} k{self.k} "
+            f"r{self.r} s{self.s} stride{_text(self.stride)} pad{pad}"
+        ]
+        if self.dilation != (1, 1):
+            words.append(f"dil{_text(self.dilation)}")
+        if self.output_padding != (0, 0):
+            words.append(f"outpad{_text(self.output_padding)}")
+        if self.groups != 1:
+            words.append(f"groups{self.groups}")
+        if self.layout == "NHWC":
+            words.append("nhwc")
+        if self.bias:
+            words.append("bias")
+        if self.activation != IDENTITY:
+            words.append(f"act:{self.activation}")
+        return " ".join(words)
+
+    @classmethod
+    def parse(cls, text: str) -> ConvProblem:
+        """The problem that a text describes; the order of the words after the op is free."""
+        words = text.split()
+        if not words or words[0] not in ("conv2d", "conv_transpose2d"):
+            raise ProblemError(
+                f"a problem begins with 'conv2d' or 'conv_transpose2d', got {text!r}; "
+                "an example: conv2d f32 n1 c3 h32 w32 k8 r3 s3 stride1 pad1"
+            )
+        op: Op = "conv2d" if words[0] == "conv2d" else "conv_transpose2d"
+        dtype, layout, bias, activation = "f32", "NCHW", False, IDENTITY
+        numbers: dict[str, tuple[int, ...]] = {}
+        for word in words[1:]:
+            match = re.fullmatch(r"(n|c|h|w|k|r|s|stride|pad|dil|outpad|groups)(\d+(?:,\d+)*)", word)
+            if match and match[1] not in numbers:
+                numbers[match[1]] = tuple(int(v) for v in match[2].split(","))
+            elif word in DTYPES:
+                dtype = word
+            elif word in ("nchw", "nhwc"):
+                layout = word.upper()
+            elif word == "bias":
+                bias = True
+            elif word.startswith("act:"):
+                name, *args = word[4:].split(",")
+                activation = Activation.of((name, *args))
+            else:
+                raise ProblemError(f"cannot read {word!r} (unknown or repeated) in {text!r}")
+        sizes = {}
+        for name in "nchwkrs":
+            if len(numbers.get(name, ())) != 1:
+                raise ProblemError(f"a problem needs one number after {name!r}, got {text!r}")
+            sizes[name] = numbers[name][0]
+        if len(numbers.get("groups", (1,))) != 1:
+            raise ProblemError(f"groups takes one number, got {text!r}")
+        groups = numbers.get("groups", (1,))[0]
+        n, c, h, w, k, r, s = (sizes[name] for name in "nchwkrs")
+        if groups < 1 or c % groups or k % groups:
+            raise ProblemError(f"groups must divide c{c} and k{k}, got groups{groups} in {text!r}")
+        pad = numbers.get("pad", (0,))
+        shape = (n, c, h, w) if layout == "NCHW" else (n, h, w, c)
+        return cls.from_call(
+            op,
+            shape,
+            (k, c // groups, r, s) if op == "conv2d" else (c, k // groups, r, s),
+            dtype=dtype,
+            bias_shape=(k,) if bias else None,
+            stride=numbers.get("stride", (1,)),
+            padding=((pad[0], pad[1]), (pad[2], pad[3])) if len(pad) == 4 else pad,
+            dilation=numbers.get("dil", (1,)),
+            output_padding=numbers.get("outpad", (0,)),
+            groups=groups,
+            layout=layout,
+            activation=activation,
+        )
+
+    def with_(self, **changes: Any) -> ConvProblem:
+        """A copy with some fields changed, not validated again (for splitting a problem)."""
+        return replace(self, **changes)
+
+
+def _text(pair: Pair) -> str:
+    return str(pair[0]) if pair[0] == pair[1] else f"{pair[0]},{pair[1]}"
+
+
+def _integer(name: str, value: Any, *, least: int) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise DtypeError(
+            f"{name} must be an integer, got {value!r} ({type(value).__name__})"
+        ) from None
+    if number < least:
+        bound = "positive" if least == 1 else "zero or positive"
+        raise ProblemError(f"{name} must be {bound}, got {value!r}")
+    if number > _BIGGEST:
+        raise ProblemError(f"{name} must be below 2^31, got {value!r}")
+    return number
+
+
+def _pair(name: str, value: Any, *, least: int) -> Pair:
+    """An integer, or a sequence of one or two of them, as (vertical, horizontal)."""
+    if isinstance(value, str) or not hasattr(value, "__len__"):
+        number = _integer(name, value, least=least)
+        return (number, number)
+    if len(value) not in (1, 2):
+        raise ProblemError(f"{name} must be an integer or a pair of them, got {value!r}")
+    first, last = value[0], value[-1]
+    return (_integer(name, first, least=least), _integer(name, last, least=least))
+
+
+def _padding(value: Any, op: Op, stride: Pair, dilation: Pair, taps: Pair) -> Pads:
+    if isinstance(value, str):
+        if value not in ("valid", "same") or op == "conv_transpose2d":
+            allowed = "" if op == "conv_transpose2d" else "'valid', 'same', "
+            raise ProblemError(
+                f"padding must be {allowed}an integer, a pair or ((top, bottom), (left, right)), "
+                f"got {value!r}"
+            )
+        if value == "valid":
+            return (0, 0, 0, 0)
+        if stride != (1, 1):
+            raise ProblemError(
+                f"padding='same' is defined for stride 1 only, got stride {stride}; "
+                "pass explicit padding ((top, bottom), (left, right)) instead"
+            )
+        # PyTorch's rule: an odd total puts the extra pixel behind.
+        total = [d * (t - 1) for d, t in zip(dilation, taps, strict=True)]
+        return (total[0] // 2, total[0] - total[0] // 2, total[1] // 2, total[1] - total[1] // 2)
+    if hasattr(value, "__len__") and len(value) == 2 and all(hasattr(v, "__len__") for v in value):
+        if any(len(v) != 2 or isinstance(v, str) for v in value):
+            raise ProblemError(
+                f"explicit padding must be ((top, bottom), (left, right)), got {value!r}"
+            )
+        top, bottom, left, right = (
+            _integer("padding", v, least=0) for side in value for v in side
+        )
+        return (top, bottom, left, right)
+    vertical, horizontal = _pair("padding", value, least=0)
+    return (vertical, vertical, horizontal, horizontal)

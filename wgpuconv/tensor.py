@@ -1,0 +1,113 @@
+"""Tensor: an array on a device."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from .device import Device, default_device
+from .errors import DtypeError, ProblemError
+
+DTYPE_NAMES = {np.dtype(np.float32): "f32", np.dtype(np.float16): "f16"}
+NUMPY_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+
+
+class Tensor:
+    """A C-contiguous array of float32 or float16 in one buffer of a device.
+
+    Made by :func:`tensor`, :meth:`Tensor.empty`, :meth:`Tensor.from_buffer`, and returned by
+    operations on tensors. Its work may still be running; :meth:`numpy` waits for it.
+    """
+
+    def __init__(
+        self, device: Device, buffer: Any, shape: tuple[int, ...], dtype: np.dtype[Any]
+    ) -> None:
+        self.device = device
+        self.buffer = buffer
+        """The device's own buffer object (a ``GPUBuffer`` for wgpu)."""
+        self.shape = shape
+        self.dtype = dtype
+
+    @classmethod
+    def empty(
+        cls, shape: Sequence[int], dtype: Any = np.float32, device: Device | None = None
+    ) -> Tensor:
+        """A tensor with undefined contents."""
+        device = device or default_device()
+        shape = tuple(int(v) for v in shape)
+        dtype = checked_dtype(np.dtype(dtype))
+        buffer = device.backend.allocate(math.prod(shape) * dtype.itemsize)
+        made = cls(device, buffer, shape, dtype)
+        # Work submitted later runs later, so the buffer may be reused at once.
+        weakref.finalize(made, device.backend.free, buffer).atexit = False
+        return made
+
+    @classmethod
+    def from_buffer(
+        cls, buffer: Any, shape: Sequence[int], dtype: Any, device: Device
+    ) -> Tensor:
+        """A view of a caller's own buffer (usage STORAGE, and COPY_SRC to read it back)."""
+        shape = tuple(int(v) for v in shape)
+        dtype = checked_dtype(np.dtype(dtype))
+        needed = math.prod(shape) * dtype.itemsize
+        if buffer.size < needed:
+            raise ProblemError(
+                f"the buffer has {buffer.size} bytes, shape {shape} of {dtype} needs {needed}"
+            )
+        return cls(device, buffer, shape, dtype)
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def numpy(self) -> np.ndarray:
+        """A copy on the host; waits for the work that makes it."""
+        array = np.empty(self.shape, self.dtype)
+        self.device.backend.read(self.buffer, array)
+        return array
+
+    def __repr__(self) -> str:
+        return f"Tensor(shape={self.shape}, dtype={self.dtype}, device={self.device.name!r})"
+
+
+def tensor(array: Any, device: Device | str | None = None) -> Tensor:
+    """Copies a float32 or float16 array to a device."""
+    array = np.ascontiguousarray(array)
+    made = Tensor.empty(array.shape, checked_dtype(array.dtype), as_device(device))
+    made.device.backend.write(made.buffer, array)
+    return made
+
+
+def as_device(device: Device | str | None) -> Device | None:
+    """A device object for a spec; the object itself and None pass through."""
+    if device is None or isinstance(device, Device):
+        return device
+    if isinstance(device, str):
+        return _named(device)
+    raise DtypeError(f"device must be a Device, its spec or None, got {type(device).__name__}")
+
+
+_by_spec: dict[str, Device] = {}
+
+
+def _named(spec: str) -> Device:
+    """One device per spec and process, so that repeated calls share its caches."""
+    if spec not in _by_spec or not _by_spec[spec].backend.usable:
+        _by_spec[spec] = Device(spec)
+    return _by_spec[spec]
+
+
+def checked_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    if dtype not in DTYPE_NAMES:
+        raise DtypeError(
+            f"dtype must be float32 or float16, got {dtype}; convert with .astype(numpy.float32)"
+        )
+    return dtype

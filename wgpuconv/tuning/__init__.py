@@ -1,0 +1,1 @@
+"""Choosing the fastest candidate: verification, timing, and the store of results."""
