@@ -1,0 +1,115 @@
+"""Suites of problems: the convolutions of known networks, one a line, in bench/problems.
+
+A line is a problem's text, with an optional name before it and a count behind it::
+
+    layer1.0.conv2: conv2d f32 n1 c64 h56 w56 k64 r3 s3 stride1 pad1 bias act:relu x3
+
+``#`` begins a comment. A file of one's own has the same form.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from .errors import ProblemError
+from .problem import ConvProblem
+
+_HERE = Path(__file__).parent
+_LINE = re.compile(r"(?:(?P<name>[\w.-]+):\s+)?(?P<text>.+?)(?:\s+x(?P<count>\d+))?")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A problem of a suite."""
+
+    name: str
+    """The layer's name, or an empty string."""
+    problem: ConvProblem
+    count: int = 1
+    """How often the network has it."""
+
+    @property
+    def label(self) -> str:
+        return self.name or str(self.problem)
+
+
+def suites_dir() -> Path:
+    """The folder of suites: inside an installed package, or beside it in a checkout."""
+    inside = _HERE / "bench_problems"
+    return inside if inside.is_dir() else _HERE.parent / "bench" / "problems"
+
+
+def suite_names() -> list[str]:
+    """The suites that ``load_suite`` finds by name."""
+    return sorted(path.stem for path in suites_dir().glob("*.txt"))
+
+
+def load_suite(name: str) -> list[Entry]:
+    """The problems of a suite by its name, or of a file of that form by its path."""
+    path = suites_dir() / f"{name}.txt"
+    if name not in suite_names():
+        path = Path(name)
+        if not path.is_file():
+            raise ProblemError(
+                f"no suite or file is named {name!r}; the suites are {', '.join(suite_names())}"
+            )
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ProblemError(f"{name} cannot be read as a list of problems: {error}") from error
+    return parse_suite(text, name)
+
+
+def parse_suite(text: str, source: str) -> list[Entry]:
+    """The problems of a suite's text; ``source`` names it in errors."""
+    entries = []
+    for number, raw in enumerate(text.splitlines(), 1):
+        line = raw.partition("#")[0].strip()
+        if line:
+            try:
+                entries.append(parse_entry(line))
+            except ProblemError as error:
+                raise ProblemError(f"{source}, line {number}: {error}") from error
+    if not entries:
+        raise ProblemError(f"{source} holds no problem")
+    return entries
+
+
+def parse_entry(line: str) -> Entry:
+    """One line of a suite, without its comment."""
+    match = _LINE.fullmatch(line)
+    if match is None:
+        raise ProblemError(f"cannot read {line!r} as a problem")
+    count = int(match["count"] or 1)
+    if count < 1:
+        raise ProblemError(f"a count must be at least 1, got x{count}")
+    return Entry(match["name"] or "", ConvProblem.parse(match["text"]), count)
+
+
+def gather(words: Iterable[str]) -> list[Entry]:
+    """The problems that a command line names: suites, files, and problem texts among them."""
+    entries: list[Entry] = []
+    for word in words:
+        if re.search(r"\bconv(_transpose)?2d\s", word):
+            entries.append(parse_entry(word.strip()))
+        else:
+            entries += load_suite(word)
+    return entries
+
+
+def varied(
+    entry: Entry, *, batch: int | None = None, dtype: str | None = None, layout: str | None = None
+) -> Entry:
+    """The same layer with another batch, dtype ('f32', 'f16') or layout ('nchw', 'nhwc')."""
+    p = entry.problem
+    changed = replace(
+        p,
+        n=p.n if batch is None else batch,
+        dtype=dtype or p.dtype,
+        layout=(layout or p.layout).upper(),
+    )
+    # Through the text, so that everything is checked as for a problem that was typed.
+    return replace(entry, problem=ConvProblem.parse(str(changed)))
