@@ -35,6 +35,7 @@ from ..plan import Pass, Plan, Region, Role, align
 from ..shader import Interface, interface, pack_params, specialise
 from .base import Buffers, Identity
 from .buffers import BufferPool
+from .probe import warn_if_miscompiling
 from .provider import Provider
 
 POOL_CAPACITY = 1 << 30
@@ -126,6 +127,8 @@ class WebGpuBackend:
         self._scratch: dict[Role, Any] = {}
         self._timer: _Timer | None = None
         self._lost = False
+        if self.facts.software:
+            warn_if_miscompiling(gpu_device, info["device"], self.identity.driver)
 
     @property
     def usable(self) -> bool:
