@@ -121,12 +121,17 @@ fn main(
     acc[i] = 0.0;
   }
 
-  // Each step's tiles are loaded to registers while the step before is computed.
+  // Each step's tiles are loaded to registers while the step before is computed, and its taps
+  // one step before that, since the addresses of B wait for them.
   var next_a: array<vec4<f32>, A_LOADS>;
   var next_b: array<vec4<f32>, B_LOADS>;
+  var next_tap: array<vec4<i32>, B_LOADS>;
   var a_at = (group * params.m_tiles + m_tile) * params.k_steps * TILE_K * FILTER_QUADS
     + first_step * TILE_K * FILTER_QUADS + lane;
   var tap_at = first_step * TILE_K + row;
+  for (var i = 0u; i < B_LOADS; i++) { // @unroll
+    next_tap[i] = taps[tap_at + i * B_ROWS];
+  }
   for (var step = first_step; step <= end_step; step++) {
     if (step > first_step) {
       for (var i = 0u; i < A_LOADS; i++) { // @unroll
@@ -142,7 +147,7 @@ fn main(
         next_a[i] = vec4<f32>(packed[a_at + i * WORKGROUP]);
       }
       for (var i = 0u; i < B_LOADS; i++) { // @unroll
-        let tap = taps[tap_at + i * B_ROWS];
+        let tap = next_tap[i];
         for (var j = 0u; j < 4u; j++) { // @unroll
           if (BORDER) {
             // Before the border these wrap to huge numbers: one comparison checks both sides.
@@ -157,6 +162,9 @@ fn main(
       }
       a_at += TILE_K * FILTER_QUADS;
       tap_at += TILE_K;
+      for (var i = 0u; i < B_LOADS; i++) { // @unroll
+        next_tap[i] = taps[tap_at + i * B_ROWS];
+      }
     }
     if (step > first_step) {
       for (var k = 0u; k < TILE_K; k++) { // @unroll if UNROLL_K

@@ -3,11 +3,11 @@
 // past the end become zeros, so that those kernels need no edge on this side.
 //
 // Which weight stands at k is the host's choice, through `taps`: (input offset, dh, dw, weight
-// offset) for each k.
+// offset) for each k. Since neighbouring k mostly lie side by side in the weight, and
+// neighbouring filters in the packed one, a workgroup turns a block of 16 x 16 around.
 
 alias Scalar = f32;
 const TILE_M: u32 = 64u;
-const WORKGROUP: u32 = 64u;
 
 struct Params {
   m: u32,  // filters of a group
@@ -24,23 +24,38 @@ struct Params {
 @group(0) @binding(2) var<storage, read> taps: array<vec4<i32>>;
 @group(0) @binding(3) var<storage, read_write> packed: array<Scalar>;
 
-@compute @workgroup_size(WORKGROUP)
+var<workgroup> block: array<Scalar, 272>;  // 16 rows of 17: columns fall on different banks
+
+@compute @workgroup_size(256)
 fn main(
   @builtin(workgroup_id) workgroup: vec3<u32>,
   @builtin(num_workgroups) workgroups: vec3<u32>,
   @builtin(local_invocation_index) lane: u32,
 ) {
-  let index = (workgroup.x + workgroup.y * workgroups.x) * WORKGROUP + lane;
-  let k = index / TILE_M % params.k_padded;
-  let tile = index / TILE_M / params.k_padded;
-  let group = tile / params.m_tiles;
+  let index = workgroup.x + workgroup.y * workgroups.x;
+  let k_blocks = (params.k_padded + 15u) / 16u;
+  let k0 = index % k_blocks * 16u;
+  let m_blocks = params.m_tiles * (TILE_M / 16u);
+  let m0 = index / k_blocks % m_blocks * 16u;
+  let group = index / k_blocks / m_blocks;
   if (group >= params.groups) {
     return;
   }
-  let m = tile % params.m_tiles * TILE_M + index % TILE_M;
+  let fast = lane % 16u;
+  let slow = lane / 16u;
+
+  let m_in = m0 + slow;
   var v = Scalar(0.0);
-  if (k < params.reduction && m < params.m) {
-    v = weight[group * params.w_g + m * params.w_m + u32(taps[k].w)];
+  if (k0 + fast < params.reduction && m_in < params.m) {
+    v = weight[group * params.w_g + m_in * params.w_m + u32(taps[k0 + fast].w)];
   }
-  packed[index] = v;
+  block[slow * 17u + fast] = v;
+  workgroupBarrier();  // the block is complete before it is read the other way
+
+  let m = m0 + fast;
+  let k = k0 + slow;
+  if (k < params.k_padded) {
+    let tile = group * params.m_tiles + m / TILE_M;
+    packed[(tile * params.k_padded + k) * TILE_M + m % TILE_M] = block[fast * 17u + slow];
+  }
 }

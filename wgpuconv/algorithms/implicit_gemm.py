@@ -23,8 +23,8 @@ from .tiles import (
     tile_waste,
 )
 
-SPLITS = (1, 2, 3, 4, 6, 8, 12, 16)
-"""Numbers of workgroups that may share one tile's sum."""
+FILLS = (0.5, 1.0, 1.5)
+"""How often the workgroups of a split sum should fill the device."""
 LEAST_STEPS = 4
 """Steps over k below which another split does not pay."""
 
@@ -43,13 +43,11 @@ class ImplicitGemm(Algorithm):
             tile = tile_of(tiled)
             if packed_refusal(tile, p, p.k_group, p.reduction, facts):
                 continue
-            tiles = self._workgroups(p, tile.m, tile.p)
-            steps = ceil_div(p.reduction, tile.k)
-            for splits in SPLITS:
-                # More splits than fill the device twice only add partial sums.
-                crowded = tiles * splits > 2 * facts.concurrent_workgroups
-                if splits == 1 or (steps >= splits * LEAST_STEPS and not crowded):
-                    configs.append(tiled | {"splits": splits})
+            workgroups = self._workgroups(p, tile.m, tile.p)
+            filling = facts.concurrent_workgroups * 256 / tile.workgroup
+            most = ceil_div(p.reduction, tile.k) // LEAST_STEPS
+            wanted = {min(round(fill * filling / workgroups), most) for fill in FILLS}
+            configs += [tiled | {"splits": splits} for splits in sorted(wanted | {1}) if splits]
         return configs
 
     def refuse(self, problem: ConvProblem, facts: Facts) -> str | None:
@@ -91,9 +89,9 @@ class ImplicitGemm(Algorithm):
         for phase in phases(p):
             reduction = p.c_group * phase.taps
             steps = ceil_div(reduction, tile.k)
-            # With no tap at all (stride > kernel) one row of zeros stands for the empty sum.
+            # The kernel reads the taps of one step ahead, so one more step than there is.
             table = tap_table(
-                p, phase, x, max(steps, 1) * tile.k, channels_first=p.layout == "NCHW"
+                p, phase, x, (steps + 1) * tile.k, channels_first=p.layout == "NCHW"
             )
             taps = tables.add(table)
             size = packed_elements(tile, p.k_group, max(reduction, 1), p.groups) * p.itemsize

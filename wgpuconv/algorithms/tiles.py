@@ -132,7 +132,12 @@ def pack_pass(
     w_m: int,
 ) -> Pass:
     """The pass that brings the weight into the order in which GEMM kernels read it."""
-    elements = packed_elements(tile, m, reduction, problem.groups)
+    blocks = (
+        problem.groups
+        * ceil_div(m, tile.m)
+        * (tile.m // 16)
+        * ceil_div(ceil_div(reduction, tile.k) * tile.k, 16)
+    )
     return Pass(
         Shader.of("pack_weights", problem.dtype, TILE_M=tile.m),
         params(
@@ -145,7 +150,7 @@ def pack_pass(
             w_m=w_m,
         ),
         (("weight", Region("weight")), ("taps", taps), ("packed", packed)),
-        grid_1d(ceil_div(elements, 64), limits),
+        grid_1d(blocks, limits),
     )
 
 
