@@ -28,6 +28,7 @@ Role = Literal[
     "tables",
     "staged_input",
     "staged_weight",
+    "staged_bias",
     "staged_out",
 ]
 """Which buffer a region lies in: an argument of the call, scratch memory, weights

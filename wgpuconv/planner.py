@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from . import tiling
 from .algorithms import ALGORITHMS, Algorithm, find
 from .errors import AlgorithmRefusedError
 from .facts import Facts
@@ -44,21 +45,31 @@ def survey(
     *,
     workspace_limit: int | None = None,
 ) -> Survey:
-    """All candidates for a problem on a device with these facts."""
+    """All candidates for a problem on a device with these facts.
+
+    Where a tensor is too large for one binding, an algorithm must take every part; its
+    configurations and its cost are those of the largest part.
+    """
+    limit = facts.workspace_limit if workspace_limit is None else workspace_limit
+    problems = [problem]
+    if not tiling.fits(problem, facts.limits):
+        problems = [part.problem for part in tiling.parts(problem, facts.limits, limit)]
+    largest = max(problems, key=lambda p: p.multiply_adds)
+    shapes = dict.fromkeys(problems)
     candidates: list[Candidate] = []
     refusals: dict[str, str] = {}
     for algorithm in algorithms:
-        reason = algorithm.refusal(problem, facts)
+        reasons = (algorithm.refusal(shape, facts) for shape in shapes)
+        reason = next((reason for reason in reasons if reason is not None), None)
         if reason is not None:
             refusals[algorithm.name] = reason
             continue
-        found = []
-        for config in algorithm.configs(problem, facts):
-            candidate = Candidate(
-                algorithm.name, config, algorithm.cost(problem, config, facts)
+        candidates += [
+            Candidate(
+                algorithm.name, config, algorithm.cost(largest, config, facts) * len(problems)
             )
-            found.append(candidate)
-        candidates += found
+            for config in algorithm.configs(largest, facts)
+        ]
     candidates.sort(key=lambda c: c.cost)
     return Survey(problem, tuple(candidates), refusals)
 
@@ -74,6 +85,8 @@ def lower(
     """The plan of one candidate. Raises AlgorithmRefusedError where memory does not suffice."""
     limit = facts.workspace_limit if workspace_limit is None else workspace_limit
     algorithm = find(candidate.algorithm, algorithms)
+    if not tiling.fits(problem, facts.limits):
+        return tiling.lower(problem, algorithm, candidate.config, facts, limit)
     return algorithm.lower(problem, candidate.config, facts, limit)
 
 
