@@ -9,6 +9,7 @@ from .modules import Conv2d, ConvTranspose2d
 from .ops import conv2d, conv_transpose2d
 from .problem import ConvProblem
 from .tensor import Tensor, tensor
+from .tune import explain, export_bundle, import_bundle, prewarm
 
 __version__ = "0.1.0"
 
@@ -24,7 +25,11 @@ __all__ = [
     "conv_transpose2d",
     "devices",
     "errors",
+    "explain",
+    "export_bundle",
+    "import_bundle",
     "plan_conv2d",
     "plan_conv_transpose2d",
+    "prewarm",
     "tensor",
 ]

@@ -6,18 +6,22 @@ import contextlib
 import importlib.metadata
 import os
 import threading
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from .algorithms import Algorithm, find
-from .backends.base import Backend, Compiled
+from .backends.base import Compiled
 from .backends.provider import PROVIDERS, Provider, provider
 from .backends.webgpu import WebGpuBackend, open_device
-from .errors import MissingExtraError, NoAdapterError, UnsupportedFeatureError, WgpuConvError
+from .errors import MissingExtraError, NoAdapterError, UnsupportedFeatureError
+from .explain import Explanation, explanation
 from .facts import Facts, Limits
+from .plan import Plan
 from .planner import Candidate, Survey, lower, only, survey
 from .problem import ConvProblem
-from .tuning.tuner import Choice, by_model
+from .tuning.store import Store, default_path
+from .tuning.tuner import Choice, Progress, Tuner
 
 ENV_DEVICE = "WGPUCONV_DEVICE"
 PLUGIN_GROUP = "wgpuconv.backends"
@@ -82,30 +86,63 @@ class Device:
     variable WGPUCONV_DEVICE is used, then the best adapter there is: hardware before software,
     discrete before integrated. ``limits`` asks for less than the adapter offers (for tests);
     ``trusted=False`` keeps wgpu-native's own run-time checks in shaders.
+
+    ``tune`` says how the fastest kernel is found: ``"auto"`` measures a few candidates the
+    first time a problem is met on a GPU (about a second, once; not on a software driver),
+    ``"full"`` all of them, ``"stored"`` uses what was measured before, else the cost model,
+    and ``"off"`` the cost model alone. Without it, the environment variable WGPUCONV_TUNE
+    is used, then "auto". ``store`` is the file that measurements are kept in (":memory:":
+    none); without it, one in the user's cache folder, or in the folder WGPUCONV_CACHE_DIR.
+    ``progress`` is called while something is measured.
     """
 
     def __init__(
-        self, spec: str | None = None, *, trusted: bool = True, limits: Limits | None = None
+        self,
+        spec: str | None = None,
+        *,
+        trusted: bool = True,
+        limits: Limits | None = None,
+        tune: str | None = None,
+        store: Store | str | os.PathLike[str] | None = None,
+        progress: Progress | None = None,
     ) -> None:
         spec = spec or os.environ.get(ENV_DEVICE) or None
-        self._setup(_open(spec, trusted, limits))
+        self._setup(_open(spec, trusted, limits), tune, store, progress)
 
     @classmethod
-    def from_wgpu(cls, gpu_device: Any, *, trusted: bool = True) -> Device:
+    def from_wgpu(
+        cls,
+        gpu_device: Any,
+        *,
+        trusted: bool = True,
+        tune: str | None = None,
+        store: Store | str | os.PathLike[str] | None = None,
+        progress: Progress | None = None,
+    ) -> Device:
         """Adopts an application's own ``GPUDevice`` (of wgpu or wgpudawn)."""
         module = type(gpu_device).__module__.partition(".")[0]
         for name, package in PROVIDERS.items():
             if module == package:
                 device = cls.__new__(cls)
-                device._setup(WebGpuBackend(provider(name), gpu_device, trusted=trusted))
+                backend = WebGpuBackend(provider(name), gpu_device, trusted=trusted)
+                device._setup(backend, tune, store, progress)
                 return device
         raise TypeError(
             f"from_wgpu takes a GPUDevice of {' or '.join(PROVIDERS.values())}, "
             f"got {type(gpu_device).__module__}.{type(gpu_device).__qualname__}"
         )
 
-    def _setup(self, backend: Any) -> None:
+    def _setup(
+        self,
+        backend: Any,
+        tune: str | None,
+        store: Store | str | os.PathLike[str] | None,
+        progress: Progress | None,
+    ) -> None:
         self.backend: Any = backend
+        if not isinstance(store, Store):
+            store = Store(default_path() if store is None else store)
+        self.tuner = Tuner(backend, store, mode=tune, progress=progress)
         self.call_cache = CallCache()
         self._open: dict[tuple[ConvProblem, str, int | None], _Open] = {}
         self._lock = threading.RLock()
@@ -156,39 +193,64 @@ class Device:
         """The chosen plan, ready to run; made once and kept."""
         return self._opened(problem, algorithm, workspace_limit).compiled
 
-    def _opened(
-        self, problem: ConvProblem, algorithm: str, workspace_limit: int | None
-    ) -> _Open:
+    def _opened(self, problem: ConvProblem, algorithm: str, workspace_limit: int | None) -> _Open:
         key = (problem, algorithm, workspace_limit)
         found = self._open.get(key)
         if found is None:
             with self._lock:
                 found = self._open.get(key)
                 if found is None:
-                    choice = self._choose(problem, algorithm, workspace_limit)
-                    found = _Open(choice, self.backend.compile(choice.plan))
+                    found = _Open(*self._choose(problem, algorithm, workspace_limit))
                     self._open[key] = found
         return found
 
     def _choose(
         self, problem: ConvProblem, algorithm: str, workspace_limit: int | None
-    ) -> Choice:
+    ) -> tuple[Choice, Compiled]:
+        found = self._candidates(problem, algorithm, workspace_limit)
+        scope = algorithm if workspace_limit is None else f"{algorithm} {workspace_limit}"
+        return self.tuner.choose(found, self._lowering(problem, workspace_limit), scope=scope)
+
+    def _candidates(
+        self, problem: ConvProblem, algorithm: str, workspace_limit: int | None
+    ) -> Survey:
         if algorithm != "auto":
             find(algorithm, self.algorithms)
         found = self.survey(problem, workspace_limit=workspace_limit)
-        if algorithm != "auto":
-            found = only(found, algorithm)
+        return found if algorithm == "auto" else only(found, algorithm)
 
-        def lowered(candidate: Candidate) -> Any:
+    def _lowering(
+        self, problem: ConvProblem, workspace_limit: int | None
+    ) -> Callable[[Candidate], Plan]:
+        def lowered(candidate: Candidate) -> Plan:
             return lower(
-                problem,
-                candidate,
-                self.facts,
-                self.algorithms,
-                workspace_limit=workspace_limit,
+                problem, candidate, self.facts, self.algorithms, workspace_limit=workspace_limit
             )
 
-        return by_model(found, lowered)
+        return lowered
+
+    def explain(
+        self,
+        problem: ConvProblem,
+        *,
+        algorithm: str = "auto",
+        workspace_limit: int | None = None,
+        everything: bool = False,
+    ) -> Explanation:
+        """What could compute a problem, what each candidate costs, and what was chosen and why.
+
+        The choice is made as a call would make it, so this may measure. Of each algorithm the
+        few best candidates are listed, or all with ``everything``.
+        """
+        choice = self.choose(problem, algorithm=algorithm, workspace_limit=workspace_limit)
+        found = self._candidates(problem, algorithm, workspace_limit)
+        return explanation(
+            found,
+            choice,
+            self._lowering(problem, workspace_limit),
+            device=str(self.backend.identity),
+            everything=everything,
+        )
 
     def trim(self) -> None:
         """Gives cached plans and pooled memory back to the driver."""

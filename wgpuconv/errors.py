@@ -9,6 +9,7 @@ who knows nothing of this package would catch::
     ├── AlgorithmError (ValueError)
     │   ├── UnknownAlgorithmError            no algorithm of that name
     │   └── AlgorithmRefusedError            the named algorithm does not apply; says why
+    ├── TuningError (ValueError)             a tuning mode or budget that makes no sense
     ├── StoreError (ValueError)              a tuning bundle that cannot be read or written
     ├── DeviceError (RuntimeError)
     │   ├── NoAdapterError                   nothing to run on; says what to install
@@ -19,6 +20,8 @@ who knows nothing of this package would catch::
     ├── MixedDevicesError (ValueError)       arguments live on different devices
     ├── OutOfDeviceMemoryError (MemoryError)
     └── MissingExtraError (ImportError)      an optional package is absent; names the pip command
+
+What is worth knowing but stops nothing is a warning: :class:`TuningWarning` (UserWarning).
 """
 
 from __future__ import annotations
@@ -46,6 +49,10 @@ class UnknownAlgorithmError(AlgorithmError):
 
 class AlgorithmRefusedError(AlgorithmError):
     """The algorithm exists but does not apply to this problem on this device."""
+
+
+class TuningError(WgpuConvError, ValueError):
+    """A tuning mode or budget that makes no sense."""
 
 
 class StoreError(WgpuConvError, ValueError):
@@ -86,3 +93,7 @@ class OutOfDeviceMemoryError(WgpuConvError, MemoryError):
 
 class MissingExtraError(WgpuConvError, ImportError):
     """An optional dependency is not installed."""
+
+
+class TuningWarning(UserWarning):
+    """Tuning goes on without its file, or without a kernel that failed on this device."""

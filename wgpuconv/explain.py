@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from .plan import Config
+from .errors import AlgorithmRefusedError
+from .plan import Config, Plan
+from .planner import Candidate, Survey
+from .tuning.tuner import Choice
+
+BEST = 3
+"""Candidates of each algorithm that are listed beside those that were measured."""
 
 
 @dataclass(frozen=True)
@@ -56,3 +63,71 @@ class Explanation:
     def to_json(self) -> dict[str, Any]:
         """As dicts and lists that ``json.dumps`` takes."""
         return asdict(self)
+
+
+def explanation(
+    found: Survey,
+    choice: Choice,
+    lower: Callable[[Candidate], Plan],
+    *,
+    device: str,
+    everything: bool = False,
+) -> Explanation:
+    """Lists the candidates of a survey beside the choice that was made among them."""
+    timings, failures = dict(choice.timings), dict(choice.failures)
+    listed = {choice.candidate.label, *timings, *failures}
+    seen: dict[str, int] = {}
+    rows = []
+    for candidate in found.candidates:
+        seen[candidate.algorithm] = seen.get(candidate.algorithm, 0) + 1
+        if everything or candidate.label in listed or seen[candidate.algorithm] <= BEST:
+            rows.append(
+                _row(candidate, lower, timings.get(candidate.label), failures.get(candidate.label))
+            )
+    rows.sort(key=lambda row: (row.seconds is None, row.seconds or row.cost))
+    candidate = choice.candidate
+    return Explanation(
+        problem=str(found.problem),
+        device=device,
+        choice=Chosen(
+            candidate.label, candidate.algorithm, candidate.config, choice.source, choice.seconds
+        ),
+        rows=tuple(rows),
+        refusals=dict(found.refusals),
+        notes=tuple(_notes(found, choice, len(rows))),
+    )
+
+
+def _row(
+    candidate: Candidate,
+    lower: Callable[[Candidate], Plan],
+    seconds: float | None,
+    failure: str | None,
+) -> Row:
+    plan = None
+    try:
+        plan = lower(candidate)
+    except AlgorithmRefusedError as error:
+        failure = failure or str(error)
+    return Row(
+        candidate.algorithm,
+        candidate.config,
+        candidate.label,
+        candidate.cost,
+        seconds,
+        None if plan is None else plan.scratch,
+        None if plan is None else plan.dispatches,
+        failure,
+    )
+
+
+def _notes(found: Survey, choice: Choice, listed: int) -> list[str]:
+    notes = [choice.note] if choice.note else []
+    if choice.tied:
+        notes.append(f"within the spread of the winner: {', '.join(choice.tied)}")
+    known = {c.label for c in found.candidates}
+    gone = [f"{label} ({why})" for label, why in choice.failures if label not in known]
+    notes += [f"no longer a candidate: {text}" for text in gone]
+    if listed < len(found.candidates):
+        notes.append(f"{listed} of {len(found.candidates)} candidates are listed")
+    return notes

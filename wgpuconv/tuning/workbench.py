@@ -1,0 +1,114 @@
+"""Workbench: candidates of one problem on the device, verified, then timed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Protocol
+
+import numpy as np
+
+from ..facts import Facts
+from ..plan import Plan
+from .verify import POISON, Check
+
+MOST_POISON = 64 << 20
+"""Bytes of scratch memory that are poisoned; of more, the beginning is. (Outputs: all.)"""
+
+
+class Machine(Protocol):
+    """What tuning needs of a backend (see backends/base.py)."""
+
+    @property
+    def facts(self) -> Facts: ...
+    @property
+    def identity(self) -> Any: ...
+    @property
+    def algorithms(self) -> Any: ...
+    def allocate(self, nbytes: int) -> Any: ...
+    def free(self, buffer: Any) -> None: ...
+    def write(self, buffer: Any, array: np.ndarray[Any, Any]) -> None: ...
+    def read(self, buffer: Any, array: np.ndarray[Any, Any]) -> None: ...
+    def compile(self, plan: Plan) -> Any: ...
+    def run(self, compiled: Any, buffers: Mapping[str, Any]) -> None: ...
+    def prepare(self, compiled: Any, buffers: Mapping[str, Any]) -> None: ...
+    def time(
+        self, trials: Sequence[tuple[Any, Mapping[str, Any]]], *, repeats: Sequence[int]
+    ) -> list[float]: ...
+
+
+class WrongResultError(Exception):
+    """A candidate computed something else than the reference."""
+
+
+class Workbench:
+    """Random arguments of one problem on the device, and a reference for its result.
+
+    A context manager: its memory goes back to the pool at the end.
+    """
+
+    def __init__(self, machine: Machine, check: Check) -> None:
+        self._machine = machine
+        self._check = check
+        self._output = check.empty_output()
+        self._poison = np.full(self._output.nbytes, POISON, np.uint8)
+        self._buffers: dict[str, Any] = {}
+
+    def __enter__(self) -> Workbench:
+        try:
+            for role, array in self._check.data.items():
+                self._buffers[role] = self._machine.allocate(array.nbytes)
+                self._machine.write(self._buffers[role], array)
+            self._buffers["out"] = self._machine.allocate(self._output.nbytes)
+        except BaseException:
+            self._free(self._buffers)
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._free(self._buffers)
+
+    def verify(self, compiled: Any) -> None:
+        """Runs a candidate twice into poisoned memory. Raises WrongResultError."""
+        scratch: dict[str, Any] = {}
+        try:
+            for role, nbytes in _scratch(compiled.plan):
+                scratch[role] = self._machine.allocate(nbytes)
+            for attempt in ("first", "second"):
+                self._fill(scratch, compiled.plan)
+                buffers = self._buffers | scratch
+                if compiled.plan.prepare:
+                    self._machine.prepare(compiled, buffers)
+                self._machine.run(compiled, buffers)
+                self._machine.read(self._buffers["out"], self._output)
+                fault = self._check.fault(self._output)
+                if fault is not None:
+                    raise WrongResultError(f"{fault} ({attempt} run)")
+        finally:
+            self._free(scratch)
+
+    def time(self, compiled: Sequence[Any], repeats: Sequence[int]) -> list[float]:
+        """Seconds of one run of each, the weight's preparation included."""
+        return self._machine.time([(each, self._buffers) for each in compiled], repeats=repeats)
+
+    def _fill(self, scratch: Mapping[str, Any], plan: Plan) -> None:
+        self._machine.write(self._buffers["out"], self._poison)
+        for role, nbytes in _scratch(plan):
+            size = min(nbytes, MOST_POISON) // 4 * 4
+            self._machine.write(scratch[role], np.full(size, POISON, np.uint8))
+
+    def _free(self, buffers: dict[str, Any]) -> None:
+        for buffer in buffers.values():
+            self._machine.free(buffer)
+        buffers.clear()
+
+
+def _scratch(plan: Plan) -> list[tuple[str, int]]:
+    """Role and bytes of each buffer that a plan needs beside its arguments."""
+    sizes = [("workspace", plan.workspace), ("prepared", plan.prepared), *plan.staged]
+    return [(role, nbytes) for role, nbytes in sizes if nbytes]
