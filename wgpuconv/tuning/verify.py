@@ -25,7 +25,7 @@ Array = np.ndarray[Any, Any]
 
 SAMPLES = 256
 MOST_PRODUCTS = 1 << 21
-"""Products that the reference may compute in all; long sums get fewer samples, at least 32."""
+"""Products that the reference may compute in all; long sums get fewer samples."""
 COUNTED = 1 << 22
 """Output elements up to which all are looked at for poison; of larger outputs every n-th."""
 POISON = 0xFF
@@ -85,29 +85,18 @@ class Points(NamedTuple):
 def sample_points(problem: ConvProblem, seed: int = 0) -> Points:
     """Corners and the last element, borders, some of each group, and random elements."""
     p, rng = problem, np.random.default_rng(seed)
-    count = max(min(SAMPLES, MOST_PRODUCTS // p.reduction), 32)
-    rows, columns = (0, p.out_h - 1), (0, p.out_w - 1)
-    chosen: list[tuple[Any, ...]] = [
-        (n, k, y, x) for n in (0, p.n - 1) for k in (0, p.k - 1) for y in rows for x in columns
-    ]
     groups = np.linspace(0, p.groups - 1, min(p.groups, 16)).astype(int)
-    for group in groups if p.groups > 1 else ():
-        for k in (group * p.k_group, (group + 1) * p.k_group - 1):
-            chosen.append((rng.integers(p.n), k, rng.integers(p.out_h), rng.integers(p.out_w)))
-    for y, x in ((rows[0], None), (rows[1], None), (None, columns[0]), (None, columns[1])):
-        for _ in range(4):
-            chosen.append(
-                (
-                    rng.integers(p.n),
-                    rng.integers(p.k),
-                    rng.integers(p.out_h) if y is None else y,
-                    rng.integers(p.out_w) if x is None else x,
-                )
-            )
-    extra = max(count - len(chosen), count // 2)
-    spread = [rng.integers(0, most, extra) for most in (p.n, p.k, p.out_h, p.out_w)]
-    first = np.array(chosen, dtype=np.int64).T
-    return Points(*(np.concatenate([a, b]) for a, b in zip(first, spread, strict=True)))
+    edges = np.concatenate([groups * p.k_group, (groups + 1) * p.k_group - 1])
+    count = max(min(SAMPLES, MOST_PRODUCTS // p.reduction), 32 + len(edges))
+    sizes = (p.n, p.k, p.out_h, p.out_w)
+    n, k, y, x = (rng.integers(0, size, count) for size in sizes)
+    corners = np.indices((2, 2, 2, 2)).reshape(4, 16)  # the last element is among them
+    for axis, size, corner in zip((n, k, y, x), sizes, corners, strict=True):
+        axis[:16] = corner * (size - 1)
+    y[16:20], y[20:24] = 0, p.out_h - 1
+    x[24:28], x[28:32] = 0, p.out_w - 1
+    k[32 : 32 + len(edges)] = edges
+    return Points(n, k, y, x)
 
 
 def reference(
@@ -131,7 +120,8 @@ def reference(
     if problem.activation.name == "leaky_relu":
         lipschitz = max(1.0, abs(problem.activation.a))
     error = lipschitz * error + own * (1 + abs(expected))
-    rounding = _UNIT[problem.dtype] * (abs(expected) + error) + _SMALLEST[problem.dtype]
+    units = _UNIT["f32"] + _UNIT[problem.dtype]
+    rounding = units * (abs(expected) + error) + _SMALLEST[problem.dtype]
     return expected, error + rounding
 
 
@@ -213,9 +203,7 @@ class Check:
 
     def fault(self, output: Array) -> str | None:
         """What is wrong with an output, in a sentence with values; None where nothing is."""
-        p = self.problem
-        logical = output if p.layout == "NCHW" else output.transpose(0, 3, 1, 2)
-        found = logical[tuple(self._points)].astype(np.float64)
+        found = self._sampled(output)
         error = abs(found - self._expected)
         wrong = ~(error <= self._tolerance)  # so that a NaN is wrong
         if wrong.any():
@@ -233,3 +221,13 @@ class Check:
         if missing:
             return f"wrong result: {missing} of {seen.size} elements are NaN or were not written"
         return None
+
+    def error(self, output: Array) -> float:
+        """The largest error of the sampled elements, in units of the largest of them."""
+        largest = float(abs(self._expected).max()) or 1.0
+        return float(abs(self._sampled(output) - self._expected).max()) / largest
+
+    def _sampled(self, output: Array) -> Array:
+        logical = output if self.problem.layout == "NCHW" else output.transpose(0, 3, 1, 2)
+        found: Array = logical[tuple(self._points)].astype(np.float64)
+        return found
