@@ -8,13 +8,21 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 from .algorithms import Algorithm, find
 from .backends.base import Compiled
 from .backends.provider import PROVIDERS, Provider, provider
 from .backends.webgpu import WebGpuBackend, open_device
-from .errors import MissingExtraError, NoAdapterError, UnsupportedFeatureError
+from .errors import (
+    DeviceError,
+    DtypeError,
+    NoAdapterError,
+    ProblemError,
+    UnsupportedFeatureError,
+    WgpuConvError,
+)
 from .explain import Explanation, explanation
 from .facts import Facts, Limits
 from .plan import Plan
@@ -25,8 +33,8 @@ from .tuning.tuner import Choice, Progress, Tuner
 
 ENV_DEVICE = "WGPUCONV_DEVICE"
 PLUGIN_GROUP = "wgpuconv.backends"
-CACHED_CALLS = 4096
-"""Plans kept by their arguments before the cache starts anew."""
+CACHED_PLANS = 1024
+"""Problems of which a device keeps the plan, and calls of which it keeps the arguments."""
 
 
 @dataclass(frozen=True)
@@ -56,23 +64,24 @@ class _Open:
 class CallCache:
     """Compiled plans by the raw arguments of a call, so that a repeated call validates nothing.
 
-    Parameters may come as lists, which have no hash; such calls go the long way.
+    Parameters may come as lists, which have no hash; such calls go the long way. The types are
+    part of the key since True, 1 and 1.0 are equal, but not all of them are accepted.
     """
 
     def __init__(self) -> None:
         self._found: dict[Any, Compiled] = {}
 
-    def get(self, key: Any, parameters: Any) -> Compiled | None:
+    def get(self, key: Any, parameters: tuple[Any, ...]) -> Compiled | None:
         try:
-            return self._found.get((key, parameters))
+            return self._found.get((key, parameters, *map(type, parameters)))
         except TypeError:
             return None
 
-    def put(self, key: Any, parameters: Any, compiled: Compiled) -> None:
+    def put(self, key: Any, parameters: tuple[Any, ...], compiled: Compiled) -> None:
         with contextlib.suppress(TypeError):
-            if len(self._found) >= CACHED_CALLS:
+            if len(self._found) >= CACHED_PLANS:
                 self._found.clear()
-            self._found[key, parameters] = compiled
+            self._found[(key, parameters, *map(type, parameters))] = compiled
 
     def clear(self) -> None:
         self._found.clear()
@@ -106,7 +115,11 @@ class Device:
         store: Store | str | os.PathLike[str] | None = None,
         progress: Progress | None = None,
     ) -> None:
-        spec = spec or os.environ.get(ENV_DEVICE) or None
+        if not isinstance(spec, str | None):
+            raise DtypeError(
+                f"a device's spec must be a string such as 'wgpu:0', got {type(spec).__name__}; "
+                "Device.from_wgpu adopts a GPUDevice"
+            )
         self._setup(_open(spec, trusted, limits), tune, store, progress)
 
     @classmethod
@@ -122,12 +135,12 @@ class Device:
         """Adopts an application's own ``GPUDevice`` (of wgpu or wgpudawn)."""
         module = type(gpu_device).__module__.partition(".")[0]
         for name, package in PROVIDERS.items():
-            if module == package:
+            if module == package and isinstance(gpu_device, provider(name).api.GPUDevice):
                 device = cls.__new__(cls)
                 backend = WebGpuBackend(provider(name), gpu_device, trusted=trusted)
                 device._setup(backend, tune, store, progress)
                 return device
-        raise TypeError(
+        raise DtypeError(
             f"from_wgpu takes a GPUDevice of {' or '.join(PROVIDERS.values())}, "
             f"got {type(gpu_device).__module__}.{type(gpu_device).__qualname__}"
         )
@@ -194,6 +207,7 @@ class Device:
         return self._opened(problem, algorithm, workspace_limit).compiled
 
     def _opened(self, problem: ConvProblem, algorithm: str, workspace_limit: int | None) -> _Open:
+        _check_choice(algorithm, workspace_limit)
         key = (problem, algorithm, workspace_limit)
         found = self._open.get(key)
         if found is None:
@@ -201,6 +215,8 @@ class Device:
                 found = self._open.get(key)
                 if found is None:
                     found = _Open(*self._choose(problem, algorithm, workspace_limit))
+                    if len(self._open) >= CACHED_PLANS:
+                        del self._open[next(iter(self._open))]
                     self._open[key] = found
         return found
 
@@ -260,26 +276,52 @@ class Device:
             self.backend.trim()
 
 
-_default: Device | None = None
-_default_lock = threading.Lock()
+def _check_choice(algorithm: Any, workspace_limit: Any) -> None:
+    if not isinstance(algorithm, str):
+        raise DtypeError(f"algorithm must be a name or 'auto', got {algorithm!r}")
+    if workspace_limit is None:
+        return
+    if isinstance(workspace_limit, bool) or not isinstance(workspace_limit, Integral):
+        raise DtypeError(
+            f"workspace_limit must be a number of bytes or None, got {workspace_limit!r}"
+        )
+    if workspace_limit < 0:
+        raise ProblemError(f"workspace_limit must be zero or more bytes, got {workspace_limit}")
+
+
+_shared: dict[str | None, Device] = {}
+_shared_lock = threading.RLock()
+
+
+def shared_device(spec: str | None = None) -> Device:
+    """The one device of this process for a spec; a lost one gives way to a new one.
+
+    Repeated calls so share its caches.
+    """
+    device = _shared.get(spec)
+    if device is None or not device.backend.usable:
+        with _shared_lock:
+            device = _shared.get(spec)
+            if device is None or not device.backend.usable:
+                device = _shared[spec] = Device(spec)
+    return device
 
 
 def default_device() -> Device:
     """The device of calls that name none: opened once per process."""
-    global _default
-    with _default_lock:
-        if _default is None or not _default.backend.usable:
-            _default = Device()
-        return _default
+    return shared_device()
 
 
 def devices() -> list[DeviceInfo]:
-    """Everything that could run a convolution here, and why something cannot be used."""
+    """Everything that could run a convolution here, and why something cannot be used.
+
+    Never raises: what went wrong is the ``problem`` of an entry.
+    """
     found: list[DeviceInfo] = []
     for name in PROVIDERS:
         try:
             adapters = provider(name).adapters()
-        except MissingExtraError as error:
+        except Exception as error:
             found.append(DeviceInfo(name, "", name, "", "", problem=str(error)))
             continue
         if not adapters:
@@ -311,17 +353,20 @@ _KINDS = ("DiscreteGPU", "IntegratedGPU", "Unknown", "CPU")
 
 
 def _open(spec: str | None, trusted: bool, limits: Limits | None) -> Any:
-    if spec is not None:
-        for entry in importlib.metadata.entry_points(group=PLUGIN_GROUP, name=spec.split(":")[0]):
-            return entry.load().open(spec)
-    name, _, number = (spec or "").partition(":")
+    origin = ""
+    if not spec:
+        spec = os.environ.get(ENV_DEVICE) or None
+        origin = f" (from the environment variable {ENV_DEVICE})" if spec else ""
+    name, colon, number = (spec or "").partition(":")
+    for entry in importlib.metadata.entry_points(group=PLUGIN_GROUP, name=name):
+        return _open_plugin(entry, spec)
     if name in PROVIDERS:
         source = provider(name)
         adapters = source.adapters()
-        if number:
+        if colon:
             if not number.isdigit() or int(number) >= len(adapters):
                 raise NoAdapterError(
-                    f"no device {spec!r}: {name} has {len(adapters)} adapter(s), "
+                    f"no device {spec!r}{origin}: {name} has {len(adapters)} adapter(s), "
                     "numbered from 0; see wgpuconv.devices()"
                 )
             return _backend(source, adapters[int(number)], trusted, limits)
@@ -333,14 +378,26 @@ def _open(spec: str | None, trusted: bool, limits: Limits | None) -> Any:
             if adapters and not matching:
                 names = ", ".join(repr(a.info["device"]) for a in adapters)
                 raise NoAdapterError(
-                    f"no device is named like {spec!r}; there are {names}, and the names "
-                    f"{', '.join(PROVIDERS)} for the first adapter of each implementation"
+                    f"no device is named like {spec!r}{origin}; there are {names}, and the "
+                    f"names {', '.join(PROVIDERS)} for the best adapter of each implementation"
                 )
             adapters = matching
     if not adapters:
         raise NoAdapterError(_nothing_found())
     adapters.sort(key=lambda a: _rank(a.info["adapter_type"]))
     return _backend(source, adapters[0], trusted, limits)
+
+
+def _open_plugin(entry: importlib.metadata.EntryPoint, spec: str | None) -> Any:
+    try:
+        return entry.load().open(spec)
+    except WgpuConvError:
+        raise
+    except Exception as error:
+        raise DeviceError(
+            f"the backend {entry.name!r} ({entry.value}) could not be opened: "
+            f"{type(error).__name__}: {error}"
+        ) from error
 
 
 def _rank(kind: str) -> int:

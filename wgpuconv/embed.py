@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from .device import Device, default_device
-from .errors import ProblemError
-from .ops import problem_of
+from .errors import DtypeError, MixedDevicesError, ProblemError
+from .ops import problem_of, refuse_overlap
 from .plan import Plan
 from .problem import ConvProblem, Op
 from .tensor import Tensor, as_device
@@ -17,7 +17,8 @@ class EncodablePlan:
     """A convolution ready to be recorded; made by plan_conv2d or plan_conv_transpose2d.
 
     Its scratch memory belongs to the device and is shared with other calls: command buffers
-    may be submitted in any order, but to the device's one queue.
+    may be submitted in any order, but to the device's one queue. A :class:`Tensor` given to
+    ``encode`` must live until then, since another one may get its buffer after it.
     """
 
     def __init__(self, device: Device, compiled: Any) -> None:
@@ -33,9 +34,7 @@ class EncodablePlan:
         """The passes, as data."""
         return self._compiled.plan  # type: ignore[no-any-return]
 
-    def encode(
-        self, encoder: Any, *, input: Any, weight: Any, out: Any, bias: Any = None
-    ) -> None:
+    def encode(self, encoder: Any, *, input: Any, weight: Any, out: Any, bias: Any = None) -> None:
         """Records the convolution; submits nothing and waits for nothing.
 
         Args:
@@ -47,21 +46,34 @@ class EncodablePlan:
         if (bias is not None) != self.problem.bias:
             state = "needs a bias" if self.problem.bias else "was made without a bias"
             raise ProblemError(f"the plan for {self.problem} {state}")
-        buffers = {
-            role: value.buffer if isinstance(value, Tensor) else value
-            for role, value in given.items()
-            if value is not None
-        }
-        if any(b is out for role, b in buffers.items() if role != "out"):
-            raise ProblemError("out must not be the buffer of the input, weight or bias")
+        if bias is None:
+            del given["bias"]
+        buffers = {}
+        for role, value in given.items():
+            if isinstance(value, Tensor) and value.device is not self.device:
+                raise MixedDevicesError(
+                    f"{role} lives on {value.device!r}, but the plan is for another Device, "
+                    f"{self.device!r}"
+                )
+            buffers[role] = value.buffer if isinstance(value, Tensor) else value
+        written = buffers.pop("out")
+        refuse_overlap(buffers, written)
+        buffers["out"] = written
         if self.problem.empty:
             return
         if hasattr(encoder, "dispatch_workgroups"):
             self.device.backend.record(self._compiled, buffers, encoder)
-            return
-        compute = encoder.begin_compute_pass()
-        self.device.backend.record(self._compiled, buffers, compute)
-        compute.end()
+        elif hasattr(encoder, "begin_compute_pass"):
+            compute = encoder.begin_compute_pass()
+            try:
+                self.device.backend.record(self._compiled, buffers, compute)
+            finally:  # an open pass would make the caller's encoder useless
+                compute.end()
+        else:
+            raise DtypeError(
+                "encoder must be a GPUCommandEncoder or a GPUComputePassEncoder, got "
+                f"{type(encoder).__module__}.{type(encoder).__qualname__}"
+            )
 
 
 def plan_conv2d(
@@ -83,7 +95,14 @@ def plan_conv2d(
     """A conv2d of these shapes, to be recorded many times. ``dtype`` is 'f32' or 'f16'."""
     parameters = (stride, padding, dilation, 0, groups, layout, activation)
     return _plan(
-        "conv2d", input_shape, weight_shape, parameters, bias, dtype, algorithm, device,
+        "conv2d",
+        input_shape,
+        weight_shape,
+        parameters,
+        bias,
+        dtype,
+        algorithm,
+        device,
         workspace_limit,
     )
 
@@ -108,7 +127,14 @@ def plan_conv_transpose2d(
     """A conv_transpose2d of these shapes, to be recorded many times."""
     parameters = (stride, padding, dilation, output_padding, groups, layout, activation)
     return _plan(
-        "conv_transpose2d", input_shape, weight_shape, parameters, bias, dtype, algorithm, device,
+        "conv_transpose2d",
+        input_shape,
+        weight_shape,
+        parameters,
+        bias,
+        dtype,
+        algorithm,
+        device,
         workspace_limit,
     )
 

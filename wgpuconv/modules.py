@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Any
 
-from .device import Device, default_device
-from .errors import ProblemError
+from .device import Device
 from .ops import _common_device, _common_dtype, problem_of, run
 from .problem import Op
 from .tensor import DTYPE_NAMES, Tensor, as_device, tensor
@@ -30,9 +29,7 @@ class _Module:
         self._dtype = _common_dtype(weight, weight, bias)
         self.device = _common_device((weight, bias, None, None), as_device(device))
         self.weight = weight if isinstance(weight, Tensor) else tensor(weight, self.device)
-        self.bias = (
-            bias if bias is None or isinstance(bias, Tensor) else tensor(bias, self.device)
-        )
+        self.bias = bias if bias is None or isinstance(bias, Tensor) else tensor(bias, self.device)
         self._parameters = parameters
         self._algorithm = algorithm
         self._limit = workspace_limit
@@ -45,6 +42,9 @@ class _Module:
         found = self._ready.get(input.shape)
         if found is None:
             found = self._prepare(input.shape)
+            self._ready[input.shape] = found
+            while len(self._ready) > PREPARED:
+                self._ready.popitem(last=False)
         compiled, prepared = found
         buffer = None if prepared is None else prepared.buffer
         return run(compiled, self.device, input, self.weight, self.bias, out, buffer)
@@ -68,17 +68,14 @@ class _Module:
             self.device.backend.prepare(
                 compiled, {"weight": self.weight.buffer, "prepared": prepared.buffer}
             )
-        self._ready[shape] = (compiled, prepared)
-        if len(self._ready) > PREPARED:
-            self._ready.popitem(last=False)
-        return self._ready[shape]
+        return compiled, prepared
 
 
 class Conv2d(_Module):
     """A conv2d with weights held on the device, in the form its kernel reads.
 
     The arguments are those of :func:`wgpuconv.conv2d`. Later changes of the arrays given here
-    have no effect.
+    have no effect; a :class:`Tensor` given as weight must not be written to later.
     """
 
     _op: Op = "conv2d"

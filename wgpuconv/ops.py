@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -160,31 +158,35 @@ def run(
     problem = compiled.plan.problem
     shape = problem.out_shape if len(x.shape) == 4 else problem.out_shape[1:]
     dtype = NUMPY_DTYPES[problem.dtype]
-    _check_out(out, shape, dtype, x)
-    on_host = isinstance(x, np.ndarray)
-    result = out if isinstance(out, Tensor) else Tensor.empty(shape, dtype, on)
+    if out is not None:
+        _check_out(out, shape, dtype, x)
+    result = out if isinstance(out, Tensor) else Tensor._made(shape, dtype, on)
     if not problem.empty:
-        with _on_device(on, x, weight, bias) as buffers:
-            buffers["out"] = result.buffer
-            if prepared is not None:
-                buffers["prepared"] = prepared
-            if any(b is result.buffer for role, b in buffers.items() if role != "out"):
-                raise ProblemError("out must not be the buffer of the input, weight or bias")
-            on.backend.run(compiled, buffers)
+        # Arrays uploaded here must live until the submit: their buffers are free after it.
+        tensors = {"input": _on(on, x), "weight": _on(on, weight)}
+        if bias is not None:
+            tensors["bias"] = _on(on, bias)
+        buffers = {role: value.buffer for role, value in tensors.items()}
+        if out is result:
+            refuse_overlap(buffers, result.buffer)
+        buffers["out"] = result.buffer
+        if prepared is not None:
+            buffers["prepared"] = prepared
+        on.backend.run(compiled, buffers)
     if isinstance(out, np.ndarray):
         return _download(result, out)
-    return result.numpy() if on_host and out is None else result
+    return result.numpy() if out is None and isinstance(x, np.ndarray) else result
 
 
-@contextmanager
-def _on_device(on: Device, x: Any, weight: Any, bias: Any) -> Iterator[dict[str, Any]]:
-    """The buffers of the arguments; those uploaded for this call are freed after it."""
-    given = {"input": x, "weight": weight} | ({} if bias is None else {"bias": bias})
-    tensors = {
-        role: value if isinstance(value, Tensor) else tensor(value, on)
-        for role, value in given.items()
-    }
-    yield {role: value.buffer for role, value in tensors.items()}
+def _on(device: Device, value: Any) -> Tensor:
+    return value if isinstance(value, Tensor) else tensor(value, device)
+
+
+def refuse_overlap(buffers: dict[str, Any], out: Any) -> None:
+    """A dispatch must not read and write one buffer."""
+    for role, buffer in buffers.items():
+        if buffer is out:
+            raise ProblemError(f"out must not be the buffer of the {role}; give another one")
 
 
 def _download(result: Tensor, out: np.ndarray) -> np.ndarray:
@@ -196,8 +198,6 @@ def _download(result: Tensor, out: np.ndarray) -> np.ndarray:
 
 
 def _check_out(out: Any, shape: tuple[int, ...], dtype: Any, x: Any) -> None:
-    if out is None:
-        return
     if not isinstance(out, (np.ndarray, Tensor)):
         raise DtypeError(f"out must be a numpy array or a Tensor, got {type(out).__name__}")
     if isinstance(x, Tensor) and not isinstance(out, Tensor):
@@ -206,6 +206,8 @@ def _check_out(out: Any, shape: tuple[int, ...], dtype: Any, x: Any) -> None:
         raise ProblemError(
             f"out must have shape {shape} and dtype {dtype}, got {out.shape} and {out.dtype}"
         )
+    if isinstance(out, np.ndarray) and not out.flags.writeable:
+        raise ProblemError("out must be writeable, got a read-only array")
 
 
 def _common_dtype(x: Any, weight: Any, bias: Any) -> Any:
@@ -215,13 +217,12 @@ def _common_dtype(x: Any, weight: Any, bias: Any) -> Any:
         if not isinstance(value, (np.ndarray, Tensor)):
             raise DtypeError(
                 f"{name} must be a numpy array or a wgpuconv.Tensor, got "
-                f"{type(value).__module__}.{type(value).__name__}; convert it with numpy.asarray"
+                f"{type(value).__module__}.{type(value).__name__}; convert it with "
+                "numpy.asarray(..., dtype=numpy.float32)"
             )
-        checked_dtype(value.dtype)
+        checked_dtype(value.dtype, name)
         if value.dtype != x.dtype:
-            raise DtypeError(
-                f"{name} must have the input's dtype {x.dtype}, got {value.dtype}"
-            )
+            raise DtypeError(f"{name} must have the input's dtype {x.dtype}, got {value.dtype}")
     return x.dtype
 
 
@@ -231,8 +232,8 @@ def _common_device(arrays: tuple[Any, ...], wanted: Device | None) -> Device:
         if isinstance(value, Tensor):
             if found is not None and value.device is not found:
                 raise MixedDevicesError(
-                    f"{name} lives on {value.device!r}, but the call runs on {found!r}; "
-                    "copy it there with wgpuconv.tensor(t.numpy(), device)"
+                    f"{name} lives on {value.device!r}, but the call runs on another Device, "
+                    f"{found!r}; copy it there with wgpuconv.tensor(t.numpy(), device)"
                 )
             found = value.device
     return found or default_device()

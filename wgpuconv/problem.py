@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import operator
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -232,34 +232,34 @@ class ConvProblem:
             raise ProblemError(f"layout must be 'NCHW' or 'NHWC', got {layout!r}")
         if dtype not in DTYPES:
             raise DtypeError(f"dtype must be 'f32' or 'f16', got {dtype!r}")
+        input_shape = _shape("the input's shape", input_shape)
+        weight_shape = _shape("the weight's shape", weight_shape)
         if len(input_shape) != 4:
             raise ProblemError(
                 f"the input must have 4 dimensions ({', '.join(layout)}) or 3 without the batch, "
-                f"got shape {tuple(input_shape)}"
+                f"got shape {input_shape}"
             )
         transposed = op == "conv_transpose2d"
         names = "(C, K/groups, R, S)" if transposed else "(K, C/groups, R, S)"
         if len(weight_shape) != 4:
             raise ProblemError(
-                f"the weight must have 4 dimensions {names}, got shape {tuple(weight_shape)}"
+                f"the weight must have 4 dimensions {names}, got shape {weight_shape}"
             )
         order = (0, 1, 2, 3) if layout == "NCHW" else (0, 3, 1, 2)
-        n, c, h, w = (int(input_shape[i]) for i in order)
-        w0, w1, r, s = (int(v) for v in weight_shape)
+        n, c, h, w = (input_shape[i] for i in order)
+        w0, w1, r, s = weight_shape
         groups = _integer("groups", groups, least=1)
         if min(c, h, w) < 1:
-            raise ProblemError(
-                f"only the batch may be empty, got an input of shape {tuple(input_shape)}"
-            )
+            raise ProblemError(f"only the batch may be empty, got an input of shape {input_shape}")
         if min(w0, w1, r, s) < 1:
-            raise ProblemError(f"the weight must not be empty, got shape {tuple(weight_shape)}")
+            raise ProblemError(f"the weight must not be empty, got shape {weight_shape}")
         if c % groups:
             raise ProblemError(f"groups must divide the {c} input channels, got groups={groups}")
         if transposed:
             if w0 != c:
                 raise ProblemError(
                     f"the weight {names} must have {c} input channels as the input has, "
-                    f"got shape {tuple(weight_shape)}"
+                    f"got shape {weight_shape}"
                 )
             k = w1 * groups
         else:
@@ -269,12 +269,11 @@ class ConvProblem:
             if w1 != c // groups:
                 raise ProblemError(
                     f"the weight {names} must have {c // groups} channels a group "
-                    f"({c} input channels in {groups} group(s)), got shape {tuple(weight_shape)}"
+                    f"({c} input channels in {groups} group(s)), got shape {weight_shape}"
                 )
         if bias_shape is not None and tuple(bias_shape) != (k,):
             raise ProblemError(
-                f"bias must have shape ({k},), one value an output channel, "
-                f"got {tuple(bias_shape)}"
+                f"bias must have shape ({k},), one value an output channel, got {tuple(bias_shape)}"
             )
         stride = _pair("stride", stride, least=1)
         dilation = _pair("dilation", dilation, least=1)
@@ -305,7 +304,10 @@ class ConvProblem:
             span = self.dilation[axis] * (taps - 1) + 1
             before, after = self.padding[2 * axis : 2 * axis + 2]
             if self.transposed:
-                extra, bound = self.output_padding[axis], max(self.stride[axis], self.dilation[axis])
+                extra, bound = (
+                    self.output_padding[axis],
+                    max(self.stride[axis], self.dilation[axis]),
+                )
                 if extra >= bound:
                     raise ProblemError(
                         "output_padding must be smaller than the stride or the dilation "
@@ -374,7 +376,9 @@ class ConvProblem:
         dtype, layout, bias, activation = "f32", "NCHW", False, IDENTITY
         numbers: dict[str, tuple[int, ...]] = {}
         for word in words[1:]:
-            match = re.fullmatch(r"(n|c|h|w|k|r|s|stride|pad|dil|outpad|groups)(\d+(?:,\d+)*)", word)
+            match = re.fullmatch(
+                r"(n|c|h|w|k|r|s|stride|pad|dil|outpad|groups)(\d+(?:,\d+)*)", word
+            )
             if match and match[1] not in numbers:
                 numbers[match[1]] = tuple(int(v) for v in match[2].split(","))
             elif word in DTYPES:
@@ -425,8 +429,26 @@ def _text(pair: Pair) -> str:
     return str(pair[0]) if pair[0] == pair[1] else f"{pair[0]},{pair[1]}"
 
 
+def _shape(name: str, value: Any) -> tuple[int, ...]:
+    if not _is_sequence(value):
+        raise DtypeError(f"{name} must be a sequence of integers, got {value!r}")
+    return tuple(_integer(name, v, least=0) for v in value)
+
+
+def _is_sequence(value: Any) -> bool:
+    """A tuple, a list, an array, ...: not a string, a set or a 0-d array."""
+    return (
+        hasattr(value, "__len__")
+        and hasattr(value, "__getitem__")
+        and not isinstance(value, (str, bytes, Mapping))
+        and getattr(value, "ndim", 1) == 1
+    )
+
+
 def _integer(name: str, value: Any, *, least: int) -> int:
     try:
+        if isinstance(value, bool):  # PyTorch refuses it too
+            raise TypeError
         number = operator.index(value)
     except TypeError:
         raise DtypeError(
@@ -442,7 +464,7 @@ def _integer(name: str, value: Any, *, least: int) -> int:
 
 def _pair(name: str, value: Any, *, least: int) -> Pair:
     """An integer, or a sequence of one or two of them, as (vertical, horizontal)."""
-    if isinstance(value, str) or not hasattr(value, "__len__"):
+    if not _is_sequence(value):
         number = _integer(name, value, least=least)
         return (number, number)
     if len(value) not in (1, 2):
@@ -469,14 +491,12 @@ def _padding(value: Any, op: Op, stride: Pair, dilation: Pair, taps: Pair) -> Pa
         # PyTorch's rule: an odd total puts the extra pixel behind.
         total = [d * (t - 1) for d, t in zip(dilation, taps, strict=True)]
         return (total[0] // 2, total[0] - total[0] // 2, total[1] // 2, total[1] - total[1] // 2)
-    if hasattr(value, "__len__") and len(value) == 2 and all(hasattr(v, "__len__") for v in value):
-        if any(len(v) != 2 or isinstance(v, str) for v in value):
+    if _is_sequence(value) and len(value) == 2 and all(hasattr(v, "__len__") for v in value):
+        if any(not _is_sequence(v) or len(v) != 2 for v in value):
             raise ProblemError(
                 f"explicit padding must be ((top, bottom), (left, right)), got {value!r}"
             )
-        top, bottom, left, right = (
-            _integer("padding", v, least=0) for side in value for v in side
-        )
+        top, bottom, left, right = (_integer("padding", v, least=0) for side in value for v in side)
         return (top, bottom, left, right)
     vertical, horizontal = _pair("padding", value, least=0)
     return (vertical, vertical, horizontal, horizontal)

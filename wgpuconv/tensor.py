@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import operator
 import weakref
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from .device import Device, default_device
+from .device import Device, default_device, shared_device
 from .errors import DtypeError, ProblemError
 
 DTYPE_NAMES = {np.dtype(np.float32): "f32", np.dtype(np.float16): "f16"}
@@ -37,9 +38,11 @@ class Tensor:
         cls, shape: Sequence[int], dtype: Any = np.float32, device: Device | None = None
     ) -> Tensor:
         """A tensor with undefined contents."""
+        return cls._made(_checked_shape(shape), checked_dtype(np.dtype(dtype)), device)
+
+    @classmethod
+    def _made(cls, shape: tuple[int, ...], dtype: np.dtype[Any], device: Device | None) -> Tensor:
         device = device or default_device()
-        shape = tuple(int(v) for v in shape)
-        dtype = checked_dtype(np.dtype(dtype))
         buffer = device.backend.allocate(math.prod(shape) * dtype.itemsize)
         made = cls(device, buffer, shape, dtype)
         # Work submitted later runs later, so the buffer may be reused at once.
@@ -47,12 +50,14 @@ class Tensor:
         return made
 
     @classmethod
-    def from_buffer(
-        cls, buffer: Any, shape: Sequence[int], dtype: Any, device: Device
-    ) -> Tensor:
-        """A view of a caller's own buffer (usage STORAGE, and COPY_SRC to read it back)."""
-        shape = tuple(int(v) for v in shape)
-        dtype = checked_dtype(np.dtype(dtype))
+    def from_buffer(cls, buffer: Any, shape: Sequence[int], dtype: Any, device: Device) -> Tensor:
+        """A view of a caller's own buffer (usage STORAGE, and COPY_SRC to read it back).
+
+        The tensor begins where the buffer does. It must neither be mapped nor destroyed while
+        it is used.
+        """
+        shape, dtype = _checked_shape(shape), checked_dtype(np.dtype(dtype))
+        device.backend.check_usable(buffer)
         needed = math.prod(shape) * dtype.itemsize
         if buffer.size < needed:
             raise ProblemError(
@@ -80,8 +85,8 @@ class Tensor:
 
 def tensor(array: Any, device: Device | str | None = None) -> Tensor:
     """Copies a float32 or float16 array to a device."""
-    array = np.ascontiguousarray(array)
-    made = Tensor.empty(array.shape, checked_dtype(array.dtype), as_device(device))
+    array = np.asarray(array, order="C")
+    made = Tensor._made(array.shape, checked_dtype(array.dtype), as_device(device))
     made.device.backend.write(made.buffer, array)
     return made
 
@@ -91,23 +96,25 @@ def as_device(device: Device | str | None) -> Device | None:
     if device is None or isinstance(device, Device):
         return device
     if isinstance(device, str):
-        return _named(device)
+        return shared_device(device)
     raise DtypeError(f"device must be a Device, its spec or None, got {type(device).__name__}")
 
 
-_by_spec: dict[str, Device] = {}
+def _checked_shape(shape: Sequence[int]) -> tuple[int, ...]:
+    try:
+        checked = tuple(operator.index(v) for v in shape)
+    except TypeError:
+        raise DtypeError(f"a shape must be a sequence of integers, got {shape!r}") from None
+    if any(v < 0 for v in checked):
+        raise ProblemError(f"a shape must have no negative sizes, got {checked}")
+    return checked
 
 
-def _named(spec: str) -> Device:
-    """One device per spec and process, so that repeated calls share its caches."""
-    if spec not in _by_spec or not _by_spec[spec].backend.usable:
-        _by_spec[spec] = Device(spec)
-    return _by_spec[spec]
-
-
-def checked_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+def checked_dtype(dtype: np.dtype[Any], name: str = "the array") -> np.dtype[Any]:
     if dtype not in DTYPE_NAMES:
         raise DtypeError(
-            f"dtype must be float32 or float16, got {dtype}; convert with .astype(numpy.float32)"
+            f"{name} must have dtype float32 or float16, got {dtype}"
+            f"{' in foreign byte order' if dtype.newbyteorder() in DTYPE_NAMES else ''}; "
+            "convert it with .astype(numpy.float32)"
         )
     return dtype

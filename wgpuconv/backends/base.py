@@ -52,6 +52,13 @@ class Backend(Protocol):
     @property
     def algorithms(self) -> tuple[Algorithm, ...]: ...
 
+    @property
+    def usable(self) -> bool:
+        """Whether calls can still succeed: not lost, and not inherited through a fork."""
+
+    def check_usable(self, buffer: Any) -> None:
+        """Raises where a buffer of the caller's own cannot be used here."""
+
     def allocate(self, nbytes: int) -> Any:
         """A buffer of at least that many bytes, from a pool; its contents are undefined."""
 

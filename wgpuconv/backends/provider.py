@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import threading
 from typing import Any
 
-from ..errors import MissingExtraError
+from ..errors import ForkedProcessError, MissingExtraError
 
 PROVIDERS = {"wgpu": "wgpu", "dawn": "wgpudawn"}
 """Module by the name that a device spec uses."""
@@ -29,22 +30,71 @@ class Provider:
                 if name != "wgpu"
                 else f"wgpu does not import ({error}); install it with: pip install wgpu"
             ) from error
-        self._trusted_lock = threading.Lock()
+        self.lock = threading.RLock()
+        """Held while adapters and devices are made: Dawn finds no adapter in one of two threads
+        that ask at the same time."""
+        self._opened_in: int | None = None
+        if name == "dawn":
+            self._configure_dawn()
+
+    def _configure_dawn(self) -> None:
+        from wgpudawn.backends.dawn import extras
+
+        # An application that used Dawn before us has configured it already, and keeps its choice.
+        with contextlib.suppress(RuntimeError):
+            extras.set_instance_extras(enable_toggles=["vulkan_enable_f16_on_nvidia"])
 
     @property
     def version(self) -> str:
         return f"{PROVIDERS[self.name]} {self.api.__version__}"
+
+    @property
+    def threadsafe(self) -> bool:
+        """Whether several threads may use several devices at the same time."""
+        return self.name == "wgpu"
+
+    def opening(self) -> None:
+        """Notes that this process has a device, after which no child of its can have one.
+
+        Drivers start threads, which a fork does not take along: in the child the first wait
+        would never end, on a new device as on the old one.
+        """
+        self.refuse_fork()
+        self._opened_in = os.getpid()
+
+    def refuse_fork(self) -> None:
+        """Raises in a child forked from a process that had a device."""
+        if self._opened_in not in (None, os.getpid()):
+            raise ForkedProcessError(
+                f"process {self._opened_in} opened a GPU device before it forked this one, where "
+                "no GPU call would return; start child processes with the 'spawn' method "
+                "(multiprocessing.get_context('spawn')), or open devices in the children only"
+            )
 
     def adapters(self) -> list[Any]:
         """The adapters that compute shaders run on, in the API's own order.
 
         An OpenGL adapter shows the same hardware again with fewer features, so it is left out.
         """
-        found = self.api.gpu.enumerate_adapters_sync()
+        self.refuse_fork()
+        with self.lock:
+            found = self.api.gpu.enumerate_adapters_sync()
         return [a for a in found if a.info["backend_type"] not in ("OpenGL", "OpenGLES", "Null")]
 
     def request_device(self, adapter: Any, features: list[str], limits: dict[str, int]) -> Any:
-        return adapter.request_device_sync(required_features=features, required_limits=limits)
+        self.opening()
+        with self.lock:
+            if self.name == "dawn":
+                # Quantised time stamps, a defence for browsers, come in steps of 65 us.
+                from wgpudawn.backends.dawn import extras
+
+                return extras.request_device_sync(
+                    adapter,
+                    required_features=features,
+                    required_limits=limits,
+                    disable_toggles=["timestamp_quantization"],
+                )
+            return adapter.request_device_sync(required_features=features, required_limits=limits)
 
     def shader_module(self, device: Any, code: str, *, trusted: bool) -> Any:
         """A shader module; ``trusted`` leaves out wgpu-native's loop counters and clamps.
@@ -63,7 +113,7 @@ class Provider:
                 return plain(device_id, descriptor)
             return library.wgpuDeviceCreateShaderModuleTrusted(device_id, descriptor, 0)
 
-        with self._trusted_lock:
+        with self.lock:
             library.wgpuDeviceCreateShaderModule = create
             try:
                 return device.create_shader_module(code=code)

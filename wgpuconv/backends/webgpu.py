@@ -3,19 +3,21 @@
 wgpu-native aborts the process on an invalid submit. So nothing is submitted here unchecked:
 buffers of our own are never destroyed, a caller's buffer goes through a fresh bind group
 (which refuses a destroyed buffer or one of another device), a mapped one is refused, and
-``finish`` raises where the device is lost, before anything is submitted.
+``finish`` raises where the device is lost, before anything is submitted. (Dawn raises at the
+submit itself.)
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
+import re
 import threading
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -24,11 +26,12 @@ from ..algorithms import ALGORITHMS, Algorithm
 from ..errors import (
     DeviceError,
     DeviceLostError,
-    ForkedProcessError,
+    DtypeError,
     OutOfDeviceMemoryError,
     ProblemError,
     ShaderError,
     UnsupportedFeatureError,
+    WgpuConvError,
 )
 from ..facts import Facts, Limits
 from ..plan import Pass, Plan, Region, Role, align
@@ -39,8 +42,8 @@ from .probe import warn_if_miscompiling
 from .provider import Provider
 
 POOL_CAPACITY = 1 << 30
-BIND_GROUPS = 8
-"""Sets of bind groups that a compiled plan keeps, for as many sets of buffers."""
+BIND_GROUPS = 1024
+"""Sets of bind groups that a device keeps, one for a plan and a set of buffers."""
 
 _WANTED_LIMITS = {
     "max_binding": "max-storage-buffer-binding-size",
@@ -73,7 +76,7 @@ class Step:
 
 
 class CompiledPlan:
-    """Pipelines, parameters and tables of one plan, and the bind groups of its last buffers."""
+    """Pipelines, parameters and tables of one plan."""
 
     def __init__(
         self,
@@ -86,9 +89,9 @@ class CompiledPlan:
         self.plan = plan
         self.prepare = prepare
         self.steps = steps
+        self.everything = [*prepare, *steps]
         self.uniform = uniform
         self.tables = tables
-        self.groups: OrderedDict[tuple[int, ...], tuple[Any, list[Any]]] = OrderedDict()
 
 
 class WebGpuBackend:
@@ -118,28 +121,31 @@ class WebGpuBackend:
         self._storage_usage = usage.STORAGE | usage.COPY_SRC | usage.COPY_DST
         self._uniform_usage = usage.UNIFORM | usage.COPY_DST
         self._staging_usage = usage.MAP_READ | usage.COPY_DST
-        self._lock = threading.RLock()
-        self._pid = os.getpid()
-        self._pool = BufferPool(self._create_storage, POOL_CAPACITY)
-        self._staging = BufferPool(self._create_staging, POOL_CAPACITY // 4)
+        provider.opening()
+        self._guard = _Guard(self)
+        # The keys hold ids, and each entry the objects of which they are, so that no id is
+        # taken anew. A buffer that leaves the pool must not live on here.
+        self._groups: OrderedDict[tuple[Any, ...], tuple[Any, list[Any]]] = OrderedDict()
+        self._pool = BufferPool(self._create_storage, POOL_CAPACITY, self._groups.clear)
+        self._staging = BufferPool(self._create_staging, POOL_CAPACITY // 4, lambda: None)
         self._owned: set[int] = set()
         self._pipelines: dict[str, Pipeline] = {}
         self._scratch: dict[Role, Any] = {}
         self._timer: _Timer | None = None
-        self._lost = False
+        self.lost = False
         if self.facts.software:
             warn_if_miscompiling(gpu_device, info["device"], self.identity.driver)
 
     @property
     def usable(self) -> bool:
         """Whether calls can still succeed: not lost, and not inherited through a fork."""
-        return not self._lost and os.getpid() == self._pid
+        return not self.lost and self._guard.pid == os.getpid()
 
     # ---- buffers ----
 
     def allocate(self, nbytes: int) -> Any:
-        with self._guard():
-            most = self.facts.limits.max_buffer
+        with self._guard:
+            most = self._largest_buffer
             if nbytes > most:
                 raise UnsupportedFeatureError(
                     f"a tensor of {nbytes} bytes is larger than this device's largest buffer "
@@ -147,9 +153,12 @@ class WebGpuBackend:
                 )
             return self._pool.take(nbytes, most)
 
+    @property
+    def _largest_buffer(self) -> int:
+        return self.facts.limits.max_buffer // 4 * 4  # copies and bindings count words
+
     def free(self, buffer: Any) -> None:
-        with self._lock:
-            self._pool.give(buffer)
+        self._pool.give(buffer)
 
     def write(self, buffer: Any, array: np.ndarray) -> None:
         if not array.nbytes:
@@ -157,17 +166,17 @@ class WebGpuBackend:
         data = array.reshape(-1).view(np.uint8)
         if data.nbytes % 4:
             data = np.concatenate([data, np.zeros(-data.nbytes % 4, np.uint8)])
-        with self._guard():
-            self.check_usable(buffer)
+        with self._guard:
+            self.check_usable(buffer, "COPY_DST")
             self.gpu_device.queue.write_buffer(buffer, 0, data)
 
     def read(self, buffer: Any, array: np.ndarray) -> None:
         if not array.nbytes:
             return
-        with self._guard():
-            self.check_usable(buffer)
+        with self._guard:
+            self.check_usable(buffer, "COPY_SRC")
             size = align(array.nbytes, 4)
-            staging = self._staging.take(size, self.facts.limits.max_buffer)
+            staging = self._staging.take(size, self._largest_buffer)
             encoder = self.gpu_device.create_command_encoder()
             encoder.copy_buffer_to_buffer(buffer, 0, staging, 0, size)
             self.gpu_device.queue.submit([encoder.finish()])
@@ -183,23 +192,37 @@ class WebGpuBackend:
         """Whether the buffer came from ``allocate``, so that nobody can have destroyed it."""
         return id(buffer) in self._owned
 
-    def check_usable(self, buffer: Any) -> None:
+    def check_usable(self, buffer: Any, usage: str = "STORAGE", role: str = "tensor") -> None:
         """Refuses a caller's buffer whose submission would abort the process."""
         if self.owns(buffer):
             return
+        api = self.provider.api
+        if not isinstance(buffer, api.GPUBuffer):
+            raise DtypeError(
+                f"{role} must be a GPUBuffer of {api.__name__} or a wgpuconv.Tensor, got "
+                f"{type(buffer).__module__}.{type(buffer).__qualname__}"
+            )
         if buffer.map_state != "unmapped":
             raise ProblemError(
-                f"the buffer {buffer.label or buffer!r} is {buffer.map_state}; unmap it first"
+                f"the buffer of the {role} is {buffer.map_state} on the host; unmap it first"
             )
-        self._probe_bind_group(buffer)
-
-    def _probe_bind_group(self, buffer: Any) -> None:
-        """A bind group refuses what a submit would die of: destroyed, or of another device."""
-        pipeline = self._pipeline_of(_PROBE)
-        self.gpu_device.create_bind_group(
-            layout=pipeline.layout,
-            entries=[{"binding": 1, "resource": {"buffer": buffer, "offset": 0, "size": 4}}],
-        )
+        for wanted in dict.fromkeys(("STORAGE", usage)):
+            if not buffer.usage & getattr(api.BufferUsage, wanted):
+                raise ProblemError(
+                    f"the buffer of the {role} was made without the usage {wanted}, which this "
+                    "needs"
+                )
+        # A bind group refuses what a submit would die of: destroyed, or of another device.
+        layout = self._pipeline_of(_PROBE).layout
+        entry = {"binding": 1, "resource": {"buffer": buffer, "offset": 0, "size": 4}}
+        try:
+            self.gpu_device.create_bind_group(layout=layout, entries=[entry])
+        except api.GPUValidationError as error:
+            if _is_lost(error):
+                raise
+            raise ProblemError(
+                f"the buffer of the {role} cannot be used on this device: {_first_line(error)}"
+            ) from error
 
     def _create_storage(self, size: int) -> Any:
         buffer = self._create(size, self._storage_usage)
@@ -218,12 +241,13 @@ class WebGpuBackend:
                 raise
             self._pool.clear()
             self._staging.clear()
+            self.gpu_device.queue.submit([])  # has the driver free what is in use no more
             return self.gpu_device.create_buffer(size=size, usage=usage)
 
     # ---- compiling ----
 
     def compile(self, plan: Plan) -> CompiledPlan:
-        with self._guard():
+        with self._guard:
             uniform = bytearray()
             prepare = [self._step(p, uniform) for p in plan.prepare]
             steps = [self._step(p, uniform) for p in plan.passes]
@@ -301,32 +325,38 @@ class WebGpuBackend:
     # ---- running ----
 
     def run(self, compiled: CompiledPlan, buffers: Buffers) -> None:
-        with self._guard():
-            encoder = self.gpu_device.create_command_encoder()
-            compute = encoder.begin_compute_pass()
-            self.record(compiled, buffers, compute)
-            compute.end()
-            self.gpu_device.queue.submit([encoder.finish()])
+        self._submit(compiled, _steps(compiled, buffers), buffers)
 
     def prepare(self, compiled: CompiledPlan, buffers: Buffers) -> None:
-        with self._guard():
+        self._submit(compiled, compiled.prepare, buffers)
+
+    def _submit(self, compiled: CompiledPlan, steps: list[Step], buffers: Buffers) -> None:
+        with self._guard:
+            groups = self._bind(compiled, steps, buffers)
             encoder = self.gpu_device.create_command_encoder()
             compute = encoder.begin_compute_pass()
-            groups = self._bind(compiled, compiled.prepare, buffers)
-            _dispatch(compute, compiled.prepare, groups)
+            _dispatch(compute, steps, groups)
             compute.end()
             self.gpu_device.queue.submit([encoder.finish()])
 
     def record(self, compiled: CompiledPlan, buffers: Buffers, compute: Any) -> None:
         """Records the plan's dispatches into a compute pass; submits nothing."""
-        with self._guard():
-            steps = compiled.steps
-            if "prepared" not in buffers:
-                steps = [*compiled.prepare, *steps]
+        with self._guard:
+            steps = _steps(compiled, buffers)
             _dispatch(compute, steps, self._bind(compiled, steps, buffers))
 
     def _bind(self, compiled: CompiledPlan, steps: list[Step], buffers: Buffers) -> list[Any]:
-        whole = {
+        """The bind group of each step, kept from an earlier call where it was the same."""
+        # The same buffers serve prepare and the rest, which bind different regions of them.
+        preparing = steps is compiled.prepare
+        key = (id(compiled), preparing, *buffers, *map(id, buffers.values()))
+        found = self._groups.get(key)
+        if found is not None:
+            self._groups.move_to_end(key)
+            return found[1]
+        for role, buffer in buffers.items():
+            self.check_usable(buffer, role=role)
+        whole: dict[str, Any] = {
             "tables": compiled.tables,
             "workspace": self._scratch_of("workspace", compiled.plan.workspace),
             **{role: self._scratch_of(role, size) for role, size in compiled.plan.staged},
@@ -334,19 +364,12 @@ class WebGpuBackend:
         }
         if "prepared" not in whole:
             whole["prepared"] = self._scratch_of("prepared", compiled.plan.prepared)
-        # A caller's own buffer may have been destroyed since; only a new bind group notices.
-        keep = all(id(b) in self._owned for b in buffers.values())
-        key = (len(steps), *map(id, whole.values()))
-        if keep and key in compiled.groups:
-            compiled.groups.move_to_end(key)
-            return compiled.groups[key][1]
-        for buffer in buffers.values():
-            self.check_usable(buffer)
         groups = [self._bind_group(compiled, step, whole) for step in steps]
-        if keep:
-            compiled.groups[key] = (whole, groups)  # holding the buffers keeps their ids taken
-            if len(compiled.groups) > BIND_GROUPS:
-                compiled.groups.popitem(last=False)
+        # A caller's own buffer may be destroyed later, and only a new bind group would notice.
+        if all(map(self.owns, buffers.values())):
+            self._groups[key] = ((compiled, whole), groups)
+            if len(self._groups) > BIND_GROUPS:
+                self._groups.popitem(last=False)
         return groups
 
     def _bind_group(self, compiled: CompiledPlan, step: Step, whole: dict[str, Any]) -> Any:
@@ -394,22 +417,24 @@ class WebGpuBackend:
         held = self._scratch.get(role)
         if nbytes and (held is None or held.size < nbytes):
             self._scratch.pop(role, None)
-            held = self._scratch[role] = self._create_storage(align(nbytes, 256))
+            self._groups.clear()  # they hold the smaller one
+            held = self._scratch[role] = self._create_storage(align(nbytes, 4))
         return held
 
     def trim(self) -> None:
         """Gives pooled and scratch memory back to the driver."""
-        with self._lock:
+        with self._guard:
             self._pool.clear()
             self._staging.clear()
             self._scratch.clear()
+            self._groups.clear()
 
     # ---- timing ----
 
     def time(
         self, trials: Sequence[tuple[CompiledPlan, Buffers]], *, repeats: Sequence[int]
     ) -> list[float]:
-        with self._guard():
+        with self._guard:
             if self._timer is None:
                 self._timer = _Timer(self)
             return [
@@ -417,34 +442,45 @@ class WebGpuBackend:
                 for (compiled, buffers), count in zip(trials, repeats, strict=True)
             ]
 
-    # ---- errors ----
 
-    @contextlib.contextmanager
-    def _guard(self) -> Iterator[None]:
-        """Holds the device, refuses a forked child, and says in our words what went wrong."""
-        if os.getpid() != self._pid:
-            raise ForkedProcessError(
-                f"this device was made in process {self._pid} before a fork; make a new Device "
-                "in the child, or start children with the 'spawn' method"
-            )
-        with self._lock:
-            try:
-                yield
-            except Exception as error:
-                if _is_lost(error):
-                    self._lost = True
-                    raise DeviceLostError(
-                        f"the device {self.identity.adapter} is lost ({_first_line(error)}); "
-                        "make a new Device and call again"
-                    ) from error
-                if _is_out_of_memory(error):
-                    raise OutOfDeviceMemoryError(
-                        f"the device {self.identity.adapter} has no memory left for this call "
-                        f"({_first_line(error)}); use a smaller batch or workspace_limit"
-                    ) from error
-                if type(error).__name__ == "GPUValidationError":
-                    raise DeviceError(f"the device refused the call: {error}") from error
-                raise
+class _Guard:
+    """Holds a device for one thread, and says in our own words what went wrong there."""
+
+    def __init__(self, backend: WebGpuBackend) -> None:
+        self._backend = backend
+        self._lock = threading.RLock() if backend.provider.threadsafe else backend.provider.lock
+        self.pid = os.getpid()
+
+    def __enter__(self) -> None:
+        if os.getpid() != self.pid:
+            self._backend.provider.refuse_fork()
+        self._lock.acquire()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._lock.release()
+        if isinstance(error, Exception) and not isinstance(error, WgpuConvError):
+            self._translate(error)
+
+    def _translate(self, error: Exception) -> None:
+        adapter = self._backend.identity.adapter
+        if _is_lost(error):
+            self._backend.lost = True
+            raise DeviceLostError(
+                f"the device {adapter} is lost ({_first_line(error)}); "
+                "make a new Device and call again"
+            ) from error
+        if _is_out_of_memory(error):
+            raise OutOfDeviceMemoryError(
+                f"the device {adapter} has no memory left for this call "
+                f"({_first_line(error)}); use a smaller batch or workspace_limit"
+            ) from error
+        if isinstance(error, self._backend.provider.api.GPUError):
+            raise DeviceError(f"the device {adapter} refused the call: {error}") from error
 
 
 _PROBE = """
@@ -499,6 +535,10 @@ class _Timer:
         return wall / repeats
 
 
+def _steps(compiled: CompiledPlan, buffers: Buffers) -> list[Step]:
+    return compiled.steps if "prepared" in buffers else compiled.everything
+
+
 def _dispatch(compute: Any, steps: list[Step], groups: list[Any]) -> None:
     for step, group in zip(steps, groups, strict=True):
         compute.set_pipeline(step.pipeline.pipeline)
@@ -525,6 +565,8 @@ def _facts(device: Any) -> Facts:
             if name in device.limits
         }
     )
+    # Kernels count elements in 32 bits, some of them with a sign: f16 fits up to here.
+    limits = replace(limits, max_binding=min(limits.max_binding, 2**32 - 4))
     kind = device.adapter_info["adapter_type"]
     guesses = {
         "DiscreteGPU": {"bandwidth": 500e9, "flops": 15e12, "concurrent_workgroups": 256},
@@ -546,7 +588,8 @@ def _facts(device: Any) -> Facts:
 
 
 def _is_lost(error: Exception) -> bool:
-    return "device is lost" in str(error).lower() or "device lost" in str(error).lower()
+    # 'Parent device is lost' (wgpu-native), '[Device "name"] is lost' (Dawn)
+    return re.search(r"device\b[^\n]* is lost|device lost", str(error), re.I) is not None
 
 
 def _is_out_of_memory(error: Exception) -> bool:
