@@ -4,8 +4,9 @@
 //
 // m counts filters, p output pixels of all images, k (channel, r, s). A is the packed weight.
 // B[k, p] is the input element under tap k of pixel p; it is gathered while a tile of B is
-// staged, with the help of `taps`: for each k the offset from the pixel's first element and
-// the tap's (dh, dw) for the border check.
+// staged, with the help of `taps`: for each k the offset from the pixel's first element and, as
+// bits, the tap's row and column. Each pixel has a mask of the rows and columns that lie inside
+// of the input, so that the border costs one comparison an element.
 //
 // A workgroup computes TILE_M x TILE_P outputs, each invocation THREAD_M x THREAD_P of them.
 // In the staged tile of B the vec4 at quad q holds the pixels q, q + TILE_P/4, q + 2 TILE_P/4,
@@ -46,6 +47,12 @@ struct Params {
   in_w: u32,
   in_stride_h: u32,  // input pixels from one output pixel to the next
   in_stride_w: u32,
+  tap_rows: u32,  // rows and columns of taps, at most 16 and 15
+  tap_columns: u32,
+  tap_h: i32,  // input pixels from an output pixel's place to its first tap
+  tap_w: i32,
+  tap_step_h: i32,  // from one row of taps to the next
+  tap_step_w: i32,
   x_g: u32,  // strides of the input over groups, images, rows, columns
   x_n: u32,
   x_h: u32,
@@ -100,18 +107,27 @@ fn main(
   // last one again.
   let quad = lane % PIXEL_QUADS;
   let row = lane / PIXEL_QUADS;
-  var origin_h: array<i32, 4>;
-  var origin_w: array<i32, 4>;
   var origin: array<i32, 4>;
+  var inside: array<i32, 4>;  // bit r: row r of the taps, bit 16 + s: column s
   for (var i = 0u; i < 4u; i++) { // @unroll
     let p = min(p_tile * TILE_P + i * PIXEL_QUADS + quad, params.pixels - 1u);
     let q = p % params.q_hw;
     let h = q / params.q_w * params.in_stride_h;
     let w = q % params.q_w * params.in_stride_w;
-    origin_h[i] = i32(h);
-    origin_w[i] = i32(w);
     origin[i] = i32(group * params.x_g + p / params.q_hw * params.x_n
       + h * params.x_h + w * params.x_w);
+    inside[i] = 0;
+    if (BORDER) {
+      // Before the border these wrap to huge numbers: one comparison checks both sides.
+      for (var r = 0u; r < params.tap_rows; r++) {
+        let row_inside = h + u32(params.tap_h + i32(r) * params.tap_step_h) < params.in_h;
+        inside[i] |= select(0, 1, row_inside) << r;
+      }
+      for (var s = 0u; s < params.tap_columns; s++) {
+        let column_inside = w + u32(params.tap_w + i32(s) * params.tap_step_w) < params.in_w;
+        inside[i] |= select(0, 1 << 16u, column_inside) << s;
+      }
+    }
   }
 
   let lane_m = lane / LANES_P;
@@ -150,11 +166,9 @@ fn main(
         let tap = next_tap[i];
         for (var j = 0u; j < 4u; j++) { // @unroll
           if (BORDER) {
-            // Before the border these wrap to huge numbers: one comparison checks both sides.
-            let inside = u32(origin_h[j] + tap.y) < params.in_h
-              && u32(origin_w[j] + tap.z) < params.in_w;
-            let v = f32(x[select(0, origin[j] + tap.x, inside)]);
-            next_b[i][j] = select(0.0, v, inside);
+            let counts = (inside[j] & tap.y) == tap.y;
+            let v = f32(x[select(0, origin[j] + tap.x, counts)]);
+            next_b[i][j] = select(0.0, v, counts);
           } else {
             next_b[i][j] = f32(x[origin[j] + tap.x]);
           }

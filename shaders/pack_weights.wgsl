@@ -2,8 +2,8 @@
 // after the other, and in it for each k the TILE_M filters side by side. Filters and products
 // past the end become zeros, so that those kernels need no edge on this side.
 //
-// Which weight stands at k is the host's choice, through `taps`: (input offset, dh, dw, weight
-// offset) for each k. Since neighbouring k mostly lie side by side in the weight, and
+// Which weight stands at k is the host's choice, through `taps`: its weight's offset is the
+// last component. Since neighbouring k mostly lie side by side in the weight, and
 // neighbouring filters in the packed one, a workgroup turns a block of 16 x 16 around.
 
 alias Scalar = f32;

@@ -13,11 +13,11 @@ import numpy as np
 from ..errors import AlgorithmRefusedError
 from ..facts import Facts
 from ..plan import Config, Pass, Plan, Region, Shader, Tables, ceil_div, grid_1d
-from ..problem import ConvProblem
+from ..problem import IDENTITY, ConvProblem
 from .base import Algorithm, activation_params, bias_region, params, roofline, strides
 from .im2col_gemm import weight_offsets
 from .tiles import (
-    gemm_shader,
+    gemm_pass,
     pack_pass,
     packed_elements,
     packed_refusal,
@@ -32,7 +32,7 @@ class Col2im(Algorithm):
     name = "col2im"
     summary = "a tiled GEMM writes each input pixel's contributions, col2im gathers them"
     ops = ("conv_transpose2d",)
-    shaders = ("gemm", "pack_weights", "col2im")
+    shaders = ("gemm", "gemm_vec4", "pack_weights", "col2im")
 
     def configs(self, problem: ConvProblem, facts: Facts) -> list[Config]:
         p = problem
@@ -75,8 +75,6 @@ class Col2im(Algorithm):
             w_g=p.c_group * m,
             w_m=1,
         )
-        gemm = gemm_shader("gemm", p, config, In=p.dtype, Out="f32")
-        m_tiles = ceil_div(m, tile.m)
         budget = min(workspace_limit, limits.max_binding, limits.max_buffer)
         passes: list[Pass] = []
         workspace = 0
@@ -86,39 +84,32 @@ class Col2im(Algorithm):
             used = 4 * images * p.k * taps * pixels
             workspace = max(workspace, used)
             columns = Region("workspace", 0, used)
-            p_tiles = ceil_div(images * pixels, tile.p)
             passes.append(
-                Pass(
-                    gemm,
-                    params(
-                        pixels=images * pixels,
-                        image_pixels=pixels,
-                        reduction=p.c_group,
-                        b_base=first_image * x.x_n + first_h * x.x_h,
-                        b_g=p.c_group * x.x_c,
-                        b_n=x.x_n,
-                        b_k=x.x_c,
-                        b_p=x.x_w,
-                        y_base=0,
-                        y_g=m * pixels,
-                        y_n=p.k * taps * pixels,
-                        y_m=pixels,
-                        y_p=1,
-                        m=m,
-                        m_tiles=m_tiles,
-                        p_tiles=p_tiles,
-                        groups=p.groups,
-                        k_steps=steps,
-                        act_a=0.0,
-                        act_b=0.0,
-                    ),
+                gemm_pass(
+                    p,
+                    config,
+                    limits,
                     (
                         ("b", Region("input")),
                         ("packed", packed),
                         ("bias", no_bias),
                         ("y", columns),
                     ),
-                    grid_1d(m_tiles * p_tiles * p.groups, limits),
+                    activation=IDENTITY,
+                    b_dtype=p.dtype,
+                    y_dtype="f32",
+                    images=images,
+                    image_pixels=pixels,
+                    m=m,
+                    reduction=p.c_group,
+                    b=(
+                        first_image * x.x_n + first_h * x.x_h,
+                        p.c_group * x.x_c,
+                        x.x_n,
+                        x.x_c,
+                        x.x_w,
+                    ),
+                    y=(0, m * pixels, p.k * taps * pixels, pixels, 1),
                 )
             )
             passes.append(

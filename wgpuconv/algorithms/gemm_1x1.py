@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from ..facts import Facts
-from ..plan import Config, Pass, Plan, Region, Tables, ceil_div, grid_1d
+from ..plan import Config, Plan, Region, Tables, ceil_div
 from ..problem import ConvProblem
-from .base import Algorithm, activation_params, bias_region, params, roofline, strides
+from .base import Algorithm, bias_region, roofline, strides
 from .im2col_gemm import weight_offsets
 from .tiles import (
-    gemm_shader,
+    gemm_pass,
     pack_pass,
     packed_elements,
     packed_refusal,
@@ -25,7 +25,7 @@ class Gemm1x1(Algorithm):
     name = "gemm_1x1"
     summary = "1x1 kernels of stride 1: a tiled GEMM on the input as it lies"
     ops = ("conv2d",)
-    shaders = ("gemm", "pack_weights")
+    shaders = ("gemm", "gemm_vec4", "pack_weights")
 
     def configs(self, problem: ConvProblem, facts: Facts) -> list[Config]:
         p = problem
@@ -70,37 +70,25 @@ class Gemm1x1(Algorithm):
             w_g=p.k_group * p.c_group,
             w_m=p.c_group,
         )
-        m_tiles, p_tiles = ceil_div(p.k_group, tile.m), ceil_div(p.n * p.h * p.w, tile.p)
-        step = Pass(
-            gemm_shader("gemm", p, config, In=p.dtype, Out=p.dtype).ending_with(p.activation),
-            params(
-                pixels=p.n * p.h * p.w,
-                image_pixels=p.h * p.w,
-                reduction=p.c_group,
-                b_base=0,
-                b_g=p.c_group * x.x_c,
-                b_n=x.x_n,
-                b_k=x.x_c,
-                b_p=x.x_w,
-                y_base=0,
-                y_g=p.k_group * x.y_k,
-                y_n=x.y_n,
-                y_m=x.y_k,
-                y_p=x.y_w,
-                m=p.k_group,
-                m_tiles=m_tiles,
-                p_tiles=p_tiles,
-                groups=p.groups,
-                k_steps=steps,
-                **activation_params(p),
-            ),
+        step = gemm_pass(
+            p,
+            config,
+            limits,
             (
                 ("b", Region("input")),
                 ("packed", packed),
                 ("bias", bias_region(p, tables)),
                 ("y", Region("out")),
             ),
-            grid_1d(m_tiles * p_tiles * p.groups, limits),
+            activation=p.activation,
+            b_dtype=p.dtype,
+            y_dtype=p.dtype,
+            images=p.n,
+            image_pixels=p.h * p.w,
+            m=p.k_group,
+            reduction=p.c_group,
+            b=(0, p.c_group * x.x_c, x.x_n, x.x_c, x.x_w),
+            y=(0, p.k_group * x.y_k, x.y_n, x.y_k, x.y_w),
         )
         return Plan(
             p,

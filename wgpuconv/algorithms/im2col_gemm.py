@@ -14,9 +14,9 @@ from ..errors import AlgorithmRefusedError
 from ..facts import Facts
 from ..plan import Config, Pass, Plan, Region, Shader, Tables, ceil_div, grid_1d
 from ..problem import ConvProblem
-from .base import Algorithm, activation_params, bias_region, params, roofline, strides
+from .base import Algorithm, bias_region, params, roofline, strides
 from .tiles import (
-    gemm_shader,
+    gemm_pass,
     pack_pass,
     packed_elements,
     packed_refusal,
@@ -38,7 +38,7 @@ class Im2colGemm(Algorithm):
     name = "im2col_gemm"
     summary = "writes the columns matrix in chunks of the batch, then a tiled GEMM"
     ops = ("conv2d",)
-    shaders = ("im2col", "gemm", "pack_weights")
+    shaders = ("im2col", "gemm", "gemm_vec4", "pack_weights")
 
     def configs(self, problem: ConvProblem, facts: Facts) -> list[Config]:
         p = problem
@@ -82,8 +82,6 @@ class Im2colGemm(Algorithm):
             w_g=p.k_group * p.reduction,
             w_m=p.reduction,
         )
-        gemm = gemm_shader("gemm", p, config, In=p.dtype, Out=p.dtype).ending_with(p.activation)
-        m_tiles = ceil_div(p.k_group, tile.m)
         passes: list[Pass] = []
         workspace = 0
         for first_image, images, first_pixel, pixels in chunks:
@@ -91,7 +89,6 @@ class Im2colGemm(Algorithm):
             used = -(-elements * p.itemsize // 4) * 4
             workspace = max(workspace, used)
             columns = Region("workspace", 0, used)
-            p_tiles = ceil_div(images * pixels, tile.p)
             passes.append(
                 Pass(
                     Shader.of("im2col", p.dtype),
@@ -122,36 +119,26 @@ class Im2colGemm(Algorithm):
                 )
             )
             passes.append(
-                Pass(
-                    gemm,
-                    params(
-                        pixels=images * pixels,
-                        image_pixels=pixels,
-                        reduction=p.reduction,
-                        b_base=0,
-                        b_g=p.reduction * pixels,
-                        b_n=rows * pixels,
-                        b_k=pixels,
-                        b_p=1,
-                        y_base=first_image * x.y_n + first_pixel * x.y_w,
-                        y_g=p.k_group * x.y_k,
-                        y_n=x.y_n,
-                        y_m=x.y_k,
-                        y_p=x.y_w,
-                        m=p.k_group,
-                        m_tiles=m_tiles,
-                        p_tiles=p_tiles,
-                        groups=p.groups,
-                        k_steps=steps,
-                        **activation_params(p),
+                gemm_pass(
+                    p,
+                    config,
+                    limits,
+                    (("b", columns), ("packed", packed), ("bias", bias), ("y", Region("out"))),
+                    activation=p.activation,
+                    b_dtype=p.dtype,
+                    y_dtype=p.dtype,
+                    images=images,
+                    image_pixels=pixels,
+                    m=p.k_group,
+                    reduction=p.reduction,
+                    b=(0, p.reduction * pixels, rows * pixels, pixels, 1),
+                    y=(
+                        first_image * x.y_n + first_pixel * x.y_w,
+                        p.k_group * x.y_k,
+                        x.y_n,
+                        x.y_k,
+                        x.y_w,
                     ),
-                    (
-                        ("b", columns),
-                        ("packed", packed),
-                        ("bias", bias),
-                        ("y", Region("out")),
-                    ),
-                    grid_1d(m_tiles * p_tiles * p.groups, limits),
                 )
             )
         return Plan(

@@ -11,7 +11,7 @@ from ..facts import Facts
 from ..plan import Config, Pass, Plan, Region, Shader, Tables, align, ceil_div, grid_1d
 from ..problem import ConvProblem
 from .base import Algorithm, activation_params, bias_region, params, roofline, strides
-from .phases import Phase, phases, tap_table
+from .phases import MOST_COLUMNS, MOST_ROWS, Phase, phases, tap_table
 from .tiles import (
     gemm_shader,
     pack_pass,
@@ -51,6 +51,13 @@ class ImplicitGemm(Algorithm):
         return configs
 
     def refuse(self, problem: ConvProblem, facts: Facts) -> str | None:
+        rows = max(len(phase.h.taps) for phase in phases(problem))
+        columns = max(len(phase.w.taps) for phase in phases(problem))
+        if rows > MOST_ROWS or columns > MOST_COLUMNS:
+            return (
+                f"needs at most {MOST_ROWS} x {MOST_COLUMNS} taps that meet one output pixel, "
+                f"got {rows} x {columns}"
+            )
         if not self.configs(problem, facts):
             return (
                 "needs the packed weight within one binding of "
@@ -77,8 +84,7 @@ class ImplicitGemm(Algorithm):
         most = min(workspace_limit, limits.max_binding, limits.max_buffer)
         if workspace > most:
             raise AlgorithmRefusedError(
-                f"needs {workspace} bytes for the partial sums of {splits} splits, "
-                f"may have {most}"
+                f"needs {workspace} bytes for the partial sums of {splits} splits, may have {most}"
             )
         target = Region("workspace", 0, workspace) if splits > 1 else Region("out")
         m_tiles = ceil_div(p.k_group, tile.m)
@@ -90,9 +96,7 @@ class ImplicitGemm(Algorithm):
             reduction = p.c_group * phase.taps
             steps = ceil_div(reduction, tile.k)
             # The kernel reads the taps of one step ahead, so one more step than there is.
-            table = tap_table(
-                p, phase, x, (steps + 1) * tile.k, channels_first=p.layout == "NCHW"
-            )
+            table = tap_table(p, phase, x, (steps + 1) * tile.k, channels_first=p.layout == "NCHW")
             taps = tables.add(table)
             size = packed_elements(tile, p.k_group, max(reduction, 1), p.groups) * p.itemsize
             packed = Region("prepared", prepared, size)
@@ -122,6 +126,12 @@ class ImplicitGemm(Algorithm):
                         in_w=p.w,
                         in_stride_h=phase.h.in_stride,
                         in_stride_w=phase.w.in_stride,
+                        tap_rows=len(phase.h.taps),
+                        tap_columns=len(phase.w.taps),
+                        tap_h=phase.h.first_offset,
+                        tap_w=phase.w.first_offset,
+                        tap_step_h=phase.h.offset_step,
+                        tap_step_w=phase.w.offset_step,
                         x_g=p.c_group * x.x_c,
                         x_n=x.x_n,
                         x_h=x.x_h,

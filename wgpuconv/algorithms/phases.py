@@ -34,6 +34,15 @@ class Axis:
     in_stride: int
     taps: tuple[Tap, ...]
 
+    @property
+    def first_offset(self) -> int:
+        return self.taps[0].offset if self.taps else 0
+
+    @property
+    def offset_step(self) -> int:
+        """Input pixels from one tap to the next; the same between all of them."""
+        return self.taps[1].offset - self.taps[0].offset if len(self.taps) > 1 else 0
+
     def crosses_border(self, size: int) -> bool:
         """Whether any tap of any output pixel lies outside of an input of that size."""
         offsets = [tap.offset for tap in self.taps]
@@ -83,16 +92,19 @@ def _axes(problem: ConvProblem, axis: int) -> list[Axis]:
     return axes
 
 
-OUTSIDE = -(2**30)
-"""A tap offset that no border check lets through."""
+MOST_ROWS, MOST_COLUMNS = 16, 15
+"""Rows and columns of taps that fit into a pixel's mask of 32 bits, the last bit being..."""
+NEVER = -(2**31)
+"""...the one that no pixel's mask has: the tap of a k past the end."""
 
 
 def tap_table(
     problem: ConvProblem, phase: Phase, x: Strides, padded: int, *, channels_first: bool
 ) -> bytes:
-    """``vec4<i32>(input offset, dh, dw, weight offset)`` for each k, up to ``padded`` of them.
+    """``vec4<i32>(input offset, mask, 0, weight offset)`` for each k, up to ``padded`` of them.
 
-    The order of k is (channel, r, s), or (r, s, channel) without ``channels_first``.
+    The mask has the bit of the tap's row and, from bit 16 on, that of its column. The order of
+    k is (channel, r, s), or (r, s, channel) without ``channels_first``.
     """
     taps = problem.r * problem.s
     w_c = problem.k_group * taps if problem.transposed else taps
@@ -104,11 +116,9 @@ def tap_table(
         ci, hi, wi = (a.ravel() for a in np.meshgrid(*order, indexing="ij"))
     else:
         hi, wi, ci = (a.ravel() for a in np.meshgrid(*order[1:], order[0], indexing="ij"))
-    dh, dw = h[hi, 1], w[wi, 1]
     table = np.empty((padded, 4), dtype="<i4")
-    table[:] = (0, OUTSIDE, OUTSIDE, 0)
-    table[: len(ci), 0] = ci * x.x_c + dh * x.x_h + dw * x.x_w
-    table[: len(ci), 1] = dh
-    table[: len(ci), 2] = dw
+    table[:] = (0, NEVER, 0, 0)
+    table[: len(ci), 0] = ci * x.x_c + h[hi, 1] * x.x_h + w[wi, 1] * x.x_w
+    table[: len(ci), 1] = (1 << hi) | (1 << (wi + 16))
     table[: len(ci), 3] = ci * w_c + h[hi, 0] * problem.s + w[wi, 0]
     return table.tobytes()

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from ..facts import Facts, Limits
 from ..plan import Config, Pass, Region, Shader, ceil_div, grid_1d
-from ..problem import ConvProblem
+from ..problem import Activation, ConvProblem
 from .base import params
 
 
@@ -38,11 +38,9 @@ class Tile(NamedTuple):
 TILES = (
     Tile(128, 128, 8, 8, 8),
     Tile(128, 128, 16, 8, 8),
-    Tile(128, 64, 8, 8, 8),
     Tile(128, 64, 16, 8, 8),
-    Tile(64, 128, 8, 8, 8),
     Tile(64, 128, 16, 8, 8),
-    Tile(64, 64, 8, 8, 8),
+    Tile(64, 64, 16, 8, 8),
     Tile(64, 64, 16, 8, 4),
     Tile(32, 128, 8, 8, 8),
     Tile(32, 64, 8, 4, 8),
@@ -51,7 +49,7 @@ TILES = (
 )
 """Each divides evenly: whole vec4 loads an invocation for both staged tiles."""
 
-FMA_ORDERS = ("rows", "zigzag", "halves")
+FMA_ORDERS = ("snake", "zigzag", "halves")
 """Orders of the multiply-adds worth trying; which wins is a matter of the driver."""
 
 
@@ -62,9 +60,9 @@ def tile_of(config: Config) -> Tile:
 def tile_configs(facts: Facts, m: int, pixels: int) -> list[Config]:
     """Configurations for m rows and that many columns, without tiles that are mostly empty."""
     fitting = [t for t in TILES if t.fits(facts.limits)]
-    useful = [
-        t for t in fitting if t.m < 2 * max(m, 16) and t.p < 2 * max(pixels, 32)
-    ] or fitting[-1:]
+    useful = [t for t in fitting if t.m < 2 * max(m, 16) and t.p < 2 * max(pixels, 32)] or fitting[
+        -1:
+    ]
     orders = FMA_ORDERS[:1] if facts.software else FMA_ORDERS
     barriers = (True,) if facts.software else (True, False)
     return [
@@ -112,6 +110,58 @@ def gemm_shader(
         LAST_BARRIER=bool(config["last_barrier"]),
         UNROLL_K=bool(config["unroll"]),
         **constants,
+    )
+
+
+def gemm_pass(
+    problem: ConvProblem,
+    config: Config,
+    limits: Limits,
+    bindings: tuple[tuple[str, Region], ...],
+    *,
+    activation: Activation,
+    b_dtype: str,
+    y_dtype: str,
+    images: int,
+    image_pixels: int,
+    m: int,
+    reduction: int,
+    b: tuple[int, int, int, int, int],
+    y: tuple[int, int, int, int, int],
+) -> Pass:
+    """y[m, p] = activation(A[m, k] * B[k, p] + bias), for all groups and images.
+
+    ``b`` and ``y`` are (base, over groups, over images, over k or m, over pixels) in elements.
+    Pixels side by side that come in fours go through the kernel that moves four at a time.
+    """
+    tile = tile_of(config)
+    m_tiles, p_tiles = ceil_div(m, tile.m), ceil_div(images * image_pixels, tile.p)
+    quads = b[4] == y[4] == 1 and not any(v % 4 for v in (image_pixels, *b[:4], *y[:4]))
+    shared = {
+        "reduction": reduction,
+        "m": m,
+        "m_tiles": m_tiles,
+        "p_tiles": p_tiles,
+        "groups": problem.groups,
+        "k_steps": ceil_div(reduction, tile.k),
+        "act_a": activation.a,
+        "act_b": activation.b,
+    }
+    names = ("base", "g", "n", "k", "p"), ("base", "g", "n", "m", "p")
+    strides = {f"b_{name}": v for name, v in zip(names[0], b, strict=True)}
+    strides |= {f"y_{name}": v for name, v in zip(names[1], y, strict=True)}
+    if quads:
+        del strides["b_p"], strides["y_p"]
+        strides = {name: v // 4 for name, v in strides.items()}
+        sizes = {"quads": images * image_pixels // 4, "image_quads": image_pixels // 4}
+    else:
+        sizes = {"pixels": images * image_pixels, "image_pixels": image_pixels}
+    file = "gemm_vec4" if quads else "gemm"
+    return Pass(
+        gemm_shader(file, problem, config, In=b_dtype, Out=y_dtype).ending_with(activation),
+        params(**sizes, **strides, **shared),
+        bindings,
+        grid_1d(m_tiles * p_tiles * problem.groups, limits),
     )
 
 
