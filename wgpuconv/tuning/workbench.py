@@ -92,6 +92,11 @@ class Workbench:
         finally:
             self._free(scratch)
 
+    @property
+    def output(self) -> np.ndarray[Any, Any]:
+        """What the candidate that was verified last has computed."""
+        return self._output
+
     def time(self, compiled: Sequence[Any], repeats: Sequence[int]) -> list[float]:
         """Seconds of one run of each, the weight's preparation included."""
         return self._machine.time([(each, self._buffers) for each in compiled], repeats=repeats)

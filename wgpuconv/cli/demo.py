@@ -1,0 +1,62 @@
+"""``wgpuconv demo``: real convolutions on this machine's best device, to look at."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .. import bench, demo
+from ..images import pillow
+from .bench import heading, refusals_table, results_table
+from .options import DeviceOption, JsonOption, TuneOption, open_device
+from .output import Work, emit_json, note, out
+
+EXAMPLES = ("wgpuconv demo",)
+
+
+def command(
+    output: Annotated[Path, typer.Option("--output", "-o", help="Where the picture goes.")] = Path(
+        "wgpuconv-demo.png"
+    ),
+    device: DeviceOption = None,
+    tune: TuneOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Filter a photograph, compare the algorithms, and explain the tuner's choice."""
+    begin = time.perf_counter()
+    pillow()  # before any work, since it may be missing
+    results: list[bench.Result] = []
+    on = open_device(device, tune)
+    entries = demo.problems(software=on.facts.software)
+    with Work(demo.PANELS + len(entries)) as work:
+        on.tuner.progress = work.stage
+        panels = []
+        for panel in demo.filter_photograph(on):
+            work.tell(f"photograph: {panel.title}")
+            panels.append(panel)
+            work.advance()
+        demo.draw_sheet(panels, on.name).save(output)
+        for result in bench.run(entries, on, tell=work.tell):
+            results.append(result)
+            work.advance()
+    if as_json:
+        emit_json({"picture": str(output), **bench.report(results, on)})
+        return
+    out.print(f"[bold]wgpuconv[/bold] on {on.name}", soft_wrap=True)
+    out.print(f"[bold]picture[/bold]  {output.resolve()}", soft_wrap=True)
+    note(f"A photograph and {len(panels) - 1} filters of it, each a chain of convolutions.")
+    out.print()
+    for result in results:
+        out.print(heading(result))
+        out.print(results_table(result))
+        out.print(demo.why(result))
+        if result.refusals:
+            out.print(refusals_table(result))
+        out.print()
+    note(
+        "us: device time of one run. error: largest difference from float64 over the largest "
+        f"output. *: what the tuner takes. All in {time.perf_counter() - begin:.0f} s."
+    )

@@ -1,0 +1,113 @@
+"""``wgpuconv explain``: what was weighed for one problem, and why one candidate won."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from ..explain import Explanation, Row
+from ..plan import Config
+from ..suites import parse_entry
+from .options import AlgorithmOption, DeviceOption, JsonOption, TuneOption, open_device
+from .output import Work, config_text, emit_json, micro, note, out, size, table
+
+EXAMPLES = ("wgpuconv explain 'conv2d f32 n1 c64 h56 w56 k64 r3 s3 stride1 pad1'",)
+_SOURCES = {
+    "model": "by the cost model",
+    "tuned": "measured now",
+    "stored": "measured before",
+    "similar": "measured before for a similar size",
+    "forced": "asked for",
+}
+
+
+def command(
+    problem: Annotated[str, typer.Argument(help="A problem's text, in quotes.")],
+    algorithm: AlgorithmOption = "auto",
+    everything: Annotated[
+        bool, typer.Option("--all", help="All candidates, not the few best of each algorithm.")
+    ] = False,
+    device: DeviceOption = None,
+    tune: TuneOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show every candidate for a problem, what it costs, and the choice.
+
+    Candidates that were measured come first, then those that the cost model only guessed.
+    Times are microseconds.
+    """
+    on = open_device(device, tune)
+    entry = parse_entry(problem)
+    with Work(1) as work:
+        work.tell(entry.label)
+        on.tuner.progress = work.stage
+        found = on.explain(entry.problem, algorithm=algorithm, everything=everything)
+    if as_json:
+        emit_json(found.to_json())
+        return
+    out.print(Text(found.problem, style="cyan"))
+    out.print(f"on {found.device}")
+    out.print()
+    out.print(choice_text(found))
+    out.print()
+    out.print(candidates_table(found))
+    if found.refusals:
+        out.print()
+        refused = table("does not apply", "because it")
+        for name, why in found.refusals.items():
+            refused.add_row(name, why)
+        out.print(refused)
+    for line in found.notes:
+        note(line)
+
+
+def choice_text(found: Explanation) -> Text:
+    """The choice and how it was found, in a sentence."""
+    chosen = found.choice
+    text = Text("chosen ", style="")
+    text.append(chosen.algorithm, style="bold green")
+    text.append(f", {_SOURCES.get(chosen.source, chosen.source)}")
+    if chosen.seconds is not None:
+        text.append(f": {micro(chosen.seconds)} us")
+    if chosen.config:
+        text.append(f"\n{config_text(chosen.config)}", style="dim")
+    return text
+
+
+def candidates_table(found: Explanation) -> Table:
+    shown = table(
+        "", "algorithm", "configuration", "measured", "guess", "scratch", "passes",
+        right=("measured", "guess", "scratch", "passes"),
+    )  # fmt: skip
+    for row in found.rows:
+        chosen = row.label == found.choice.label
+        configuration = Text(_distinct(row, found.rows))
+        if row.failure:
+            configuration.append(f"\n{row.failure}", style="red")
+        shown.add_row(
+            Text("*" if chosen else "", style="green"),
+            Text(row.algorithm, style="bold" if chosen else ""),
+            configuration,
+            micro(row.seconds),
+            micro(row.cost),
+            "-" if row.scratch is None else size(row.scratch),
+            "-" if row.dispatches is None else str(row.dispatches),
+        )
+    return shown
+
+
+def _distinct(row: Row, rows: Sequence[Row]) -> str:
+    """What tells a configuration from the others of its algorithm."""
+    configs = [other.config for other in rows if other.algorithm == row.algorithm]
+    if len(configs) == 1:
+        return config_text(row.config)
+    differing: Config = {
+        name: value
+        for name, value in row.config.items()
+        if any(config.get(name) != value for config in configs)
+    }
+    return config_text(differing)

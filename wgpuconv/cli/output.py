@@ -1,0 +1,132 @@
+"""What all commands share of how results look: tables, progress, JSON, numbers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+
+
+def complain(sentence: str) -> None:
+    """An error, on stderr, as one line however long it is."""
+    err.print(Text(f"error: {sentence}", style="bold red"), soft_wrap=True)
+
+
+def warn(sentence: str) -> None:
+    err.print(Text(f"warning: {' '.join(sentence.split())}", style="yellow"), soft_wrap=True)
+
+
+def note(sentence: str) -> None:
+    """A remark below a table, wrapped at words."""
+    out.print(Text(sentence, style="dim"))
+
+
+def emit_json(value: Any) -> None:
+    """The one thing on stdout where a program asked with ``--json``."""
+    typer.echo(json.dumps(value, indent=2, default=str))
+
+
+def examples(*commands: str) -> str:
+    """The epilog of a command's help; tests run what stands here."""
+    return "\n\n".join(["[bold]Example[/bold]" + ("s" if len(commands) > 1 else ""), *commands])
+
+
+def table(*columns: str, title: str | None = None, right: tuple[str, ...] = ()) -> Table:
+    """An empty table; the columns named in ``right`` hold numbers."""
+    made = Table(
+        box=box.SIMPLE_HEAD,
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        header_style="bold",
+        pad_edge=False,
+        show_edge=False,
+        collapse_padding=True,
+    )
+    for column in columns:
+        if column in right:
+            made.add_column(column, justify="right", no_wrap=True)
+        else:
+            made.add_column(column, overflow="fold")
+    return made
+
+
+class Work:
+    """A progress bar on stderr, gone when done, absent where stderr is no terminal.
+
+    A context manager.
+    """
+
+    def __init__(self, total: int) -> None:
+        self._bar = Progress(
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.description}"),
+            console=err,
+            transient=True,
+            disable=not err.is_terminal,
+        )
+        self._task = self._bar.add_task("", total=total)
+        self._what = ""
+
+    def __enter__(self) -> Work:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def tell(self, what: str) -> None:
+        """What is about to happen."""
+        self._what = what
+        self._bar.update(self._task, description=escape(what))
+
+    def stage(self, stage: str, done: int, total: int) -> None:
+        """How far the tuner is with it; see tuner.Progress."""
+        self._bar.update(self._task, description=escape(f"{self._what}: {stage} {done}/{total}"))
+
+    def advance(self) -> None:
+        self._bar.advance(self._task)
+
+
+def micro(seconds: float | None) -> str:
+    """Microseconds, with three significant digits."""
+    return "-" if seconds is None else significant(seconds * 1e6)
+
+
+def significant(value: float) -> str:
+    """Three significant digits without an exponent: 0.123, 12.3, 12,300."""
+    if value == 0:
+        return "0"
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.{2 if abs(value) >= 1 else 3}f}" if abs(value) < 10 else f"{value:.1f}"
+
+
+def size(nbytes: int) -> str:
+    """Bytes in binary units: 0, 512 B, 1.5 MiB."""
+    value = float(nbytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024 or unit == "GiB":
+            break
+        value /= 1024
+    if not nbytes:
+        return "0"
+    return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.1f} {unit}"
+
+
+def config_text(config: Mapping[str, Any]) -> str:
+    """``tile_m=64 tile_p=128``, or a dash for none."""
+    return " ".join(f"{name}={value}" for name, value in config.items()) or "-"

@@ -1,0 +1,212 @@
+"""``wgpuconv run``: one convolution over a file."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from .. import ops
+from ..errors import DtypeError, ProblemError
+from ..filters import FILTERS, depthwise, kernel
+from ..images import is_image, read_image, write_image
+from .options import (
+    AlgorithmOption,
+    DeviceOption,
+    JsonOption,
+    TuneOption,
+    open_device,
+)
+from .output import emit_json, out
+
+EXAMPLES = (
+    "wgpuconv run photo.jpg sharpen sharp.png",
+    "wgpuconv run photo.jpg sobel_x edges.png --stretch",
+    "wgpuconv run x.npy w.npy y.npy --stride 2 --padding 1 --activation relu",
+)
+
+
+def command(
+    input: Annotated[
+        Path, typer.Argument(help="An image, or an .npy array (N, C, H, W) or (C, H, W).")
+    ],
+    weight: Annotated[
+        str,
+        typer.Argument(help=f"An .npy array, or a filter for each channel: {', '.join(FILTERS)}."),
+    ],
+    output: Annotated[Path, typer.Argument(help="Where to: an image or an .npy file.")],
+    bias: Annotated[
+        str | None,
+        typer.Option(
+            metavar="VALUE",
+            help="An .npy array with a value an output channel, or one number for all.",
+        ),
+    ] = None,
+    stride: Annotated[
+        str, typer.Option(metavar="N", help="A number, or vertical,horizontal.")
+    ] = "1",
+    padding: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N",
+            help="A number, vertical,horizontal, top,bottom,left,right, 'valid' or 'same'; "
+            "a filter keeps the size where nothing is said.",
+        ),
+    ] = None,
+    dilation: Annotated[
+        str, typer.Option(metavar="N", help="A number, or vertical,horizontal.")
+    ] = "1",
+    groups: Annotated[
+        int | None, typer.Option(help="Groups of channels (a filter: one a channel).")
+    ] = None,
+    activation: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="relu, sigmoid, ..., with parameters as in clip,0,1."),
+    ] = None,
+    transpose: Annotated[
+        bool, typer.Option("--transpose", help="Run conv_transpose2d instead of conv2d.")
+    ] = False,
+    output_padding: Annotated[
+        str,
+        typer.Option(metavar="N", help="For --transpose: a number, or vertical,horizontal."),
+    ] = "0",
+    layout: Annotated[str, typer.Option(help="Of .npy arrays: NCHW or NHWC.")] = "NCHW",
+    stretch: Annotated[
+        bool,
+        typer.Option("--stretch", help="Into an image: spread the values from black to white."),
+    ] = False,
+    algorithm: AlgorithmOption = "auto",
+    device: DeviceOption = None,
+    tune: TuneOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Convolve an image or an .npy array with given weights into a file.
+
+    An image has values from 0 to 1; what a written image cannot show is clipped.
+    """
+    on = open_device(device, tune)
+    layout = layout.upper()
+    x = _read_input(input, layout)
+    channels = x.shape[-1 if layout == "NHWC" else -3] if x.ndim >= 3 else 0
+    named = not weight.endswith(".npy")
+    if named:
+        w = depthwise(kernel(weight), channels).astype(x.dtype)
+        groups = channels if groups is None else groups
+        padding = _keep_size(w.shape[-1], dilation) if padding is None else padding
+    else:
+        w = _read_array(weight)
+    filters = w.shape[1] * (groups or 1) if transpose and w.ndim == 4 else w.shape[0]
+    arguments: dict[str, Any] = {
+        "bias": _read_bias(bias, filters, x.dtype),
+        "stride": _numbers("stride", stride),
+        "padding": _padding(padding or "0"),
+        "dilation": _numbers("dilation", dilation),
+        "groups": 1 if groups is None else groups,
+        "activation": _activation(activation),
+        "layout": layout,
+        "algorithm": algorithm,
+        "device": on,
+    }
+    function: Any = ops.conv2d
+    if transpose:
+        function = ops.conv_transpose2d
+        arguments["output_padding"] = _numbers("output-padding", output_padding)
+    y = function(x, w, **arguments)
+    _write_output(output, y, layout, stretch)
+    if as_json:
+        emit_json(
+            {
+                "output": str(output),
+                "shape": list(y.shape),
+                "dtype": str(y.dtype),
+                "minimum": float(y.min()) if y.size else None,
+                "maximum": float(y.max()) if y.size else None,
+                "device": on.name,
+            }
+        )
+    else:
+        shape = " x ".join(str(v) for v in y.shape)
+        out.print(f"{output}: {shape} {y.dtype}, computed on {on.name}", soft_wrap=True)
+
+
+def _read_input(path: Path, layout: str) -> np.ndarray:
+    if path.suffix == ".npy":
+        return _read_array(str(path))
+    if not is_image(path):
+        raise ProblemError(f"the input must be an image or an .npy file, got {str(path)!r}")
+    image = read_image(path)
+    return image if layout == "NCHW" else np.ascontiguousarray(image.transpose(1, 2, 0))
+
+
+def _read_array(path: str) -> np.ndarray:
+    try:
+        array = np.load(path, allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise ProblemError(f"{path} is no .npy file of numbers: {error}") from error
+    if not isinstance(array, np.ndarray):
+        raise ProblemError(f"{path} is an archive of arrays; one .npy array is expected")
+    return array
+
+
+def _read_bias(text: str | None, filters: int, dtype: Any) -> np.ndarray | None:
+    if text is None:
+        return None
+    if text.endswith(".npy"):
+        return _read_array(text)
+    try:
+        return np.full(filters, float(text), dtype)
+    except ValueError:
+        raise DtypeError(f"--bias must be an .npy file or a number, got {text!r}") from None
+
+
+def _numbers(name: str, text: str) -> int | tuple[int, ...]:
+    if not re.fullmatch(r"-?\d+(,-?\d+)*", text):
+        raise ProblemError(f"--{name} takes whole numbers as in 2 or 2,1, got {text!r}")
+    values = tuple(int(v) for v in text.split(","))
+    return values[0] if len(values) == 1 else values
+
+
+def _padding(text: str) -> Any:
+    if text in ("same", "valid"):
+        return text
+    values = _numbers("padding", text)
+    if isinstance(values, tuple) and len(values) == 4:
+        return (values[:2], values[2:])
+    return values
+
+
+def _keep_size(taps: int, dilation: str) -> str:
+    spread = _numbers("dilation", dilation)
+    pairs = spread if isinstance(spread, tuple) else (spread, spread)
+    return ",".join(str(d * (taps - 1) // 2) for d in pairs)
+
+
+def _activation(text: str | None) -> Any:
+    if text is None:
+        return None
+    name, *args = text.split(",")
+    return (name, *args)
+
+
+def _write_output(path: Path, y: np.ndarray, layout: str, stretch: bool) -> None:
+    if path.suffix == ".npy":
+        np.save(path, y)
+        return
+    if not is_image(path):
+        raise ProblemError(f"the output must be an image or an .npy file, got {str(path)!r}")
+    if y.ndim == 4 and len(y) == 1:
+        y = y[0]
+    if y.ndim != 3:
+        raise ProblemError(
+            f"an image holds one result, got shape {y.shape}; write an .npy file instead"
+        )
+    y = y.astype(np.float32)
+    if layout == "NHWC":
+        y = y.transpose(2, 0, 1)
+    if stretch:
+        low, high = float(y.min()), float(y.max())
+        y = (y - low) / ((high - low) or 1.0)
+    write_image(path, y)

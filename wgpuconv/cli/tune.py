@@ -1,0 +1,76 @@
+"""``wgpuconv tune``: measure now what would be measured at the first call."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from ..suites import gather, suite_names, varied
+from .options import DeviceOption, JsonOption, Tune, open_device
+from .output import Work, config_text, emit_json, micro, note, out, table
+
+EXAMPLES = (
+    "wgpuconv tune resnet50 mobilenet_v2",
+    "wgpuconv tune --full 'conv2d f32 n1 c8 h16 w16 k8 r3 s3 stride1 pad1'",
+)
+
+
+def command(
+    problems: Annotated[
+        list[str],
+        typer.Argument(
+            help=f"Suites ({', '.join(suite_names())}), files of that form, problem texts.",
+            show_default=False,
+        ),
+    ],
+    full: Annotated[
+        bool, typer.Option("--full", help="Measure all candidates, however long it takes.")
+    ] = False,
+    batch: Annotated[int | None, typer.Option(min=1, help="Instead of the suite's.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="f32 or f16, instead of the suite's.")] = None,
+    layout: Annotated[str | None, typer.Option(help="nchw or nhwc.")] = None,
+    device: DeviceOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Find the fastest kernel for each problem and store it for later runs.
+
+    A software driver is only measured with --full.
+    """
+    entries = [varied(e, batch=batch, dtype=dtype, layout=layout) for e in gather(problems)]
+    on = open_device(device, Tune.full if full else Tune.auto)
+    found: list[dict[str, Any]] = []
+    with Work(len(entries)) as work:
+        on.tuner.progress = work.stage
+        for entry in entries:
+            work.tell(entry.label)
+            choice = on.choose(entry.problem)
+            found.append(
+                {
+                    "name": entry.name,
+                    "problem": str(entry.problem),
+                    "algorithm": choice.plan.algorithm,
+                    "config": choice.plan.config,
+                    "source": choice.source,
+                    "seconds": choice.seconds,
+                    "measured": len(choice.timings),
+                    "failures": dict(choice.failures),
+                    "note": choice.note,
+                }
+            )
+            work.advance()
+    if as_json:
+        emit_json(found)
+        return
+    shown = table("problem", "winner", "us", "found", "of", right=("us", "of"))
+    for row in found:
+        shown.add_row(
+            row["name"] or row["problem"],
+            f"[bold]{row['algorithm']}[/bold]\n[dim]{config_text(row['config'])}[/dim]",
+            micro(row["seconds"]),
+            row["source"],
+            str(row["measured"]) if row["measured"] else "-",
+        )
+    out.print(shown)
+    for reason in dict.fromkeys(row["note"] for row in found if row["source"] == "model"):
+        note(f"By the cost model alone where it says 'model': {reason}.")

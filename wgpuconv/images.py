@@ -1,0 +1,70 @@
+"""Images as arrays: (C, H, W), float32, 0 to 1. The only module that imports pillow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .errors import MissingExtraError, ProblemError
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff")
+_MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+
+
+def pillow() -> Any:
+    """The module ``PIL.Image``."""
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise MissingExtraError(
+            f"reading and writing images needs pillow ({error}); "
+            "install it with: pip install 'wgpuconv[image]'"
+        ) from error
+    return Image
+
+
+def is_image(path: Path) -> bool:
+    """Whether the name ends as an image's does."""
+    return path.suffix.lower() in SUFFIXES
+
+
+def read_image(path: Path) -> np.ndarray:
+    """An image with 1, 3 or 4 channels as it has; palettes and others become RGB."""
+    image_module = pillow()
+    try:
+        with image_module.open(path) as image:
+            if image.mode not in _MODES.values():
+                image = image.convert("RGB")
+            pixels = np.asarray(image, np.float32)
+    except FileNotFoundError:
+        raise
+    except (OSError, SyntaxError, ValueError) as error:  # pillow raises these for broken files
+        raise ProblemError(f"{path} cannot be read as an image: {error}") from error
+    pixels = pixels.reshape(*pixels.shape[:2], -1)
+    return np.ascontiguousarray(pixels.transpose(2, 0, 1)) / np.float32(255)
+
+
+def to_pixels(values: np.ndarray) -> np.ndarray:
+    """(H, W, C) bytes of (C, H, W) values, clipped to 0..1."""
+    clipped = np.nan_to_num(np.clip(values, 0, 1))
+    return np.ascontiguousarray(np.rint(clipped * 255).astype(np.uint8).transpose(1, 2, 0))
+
+
+def to_image(values: np.ndarray) -> Any:
+    """A pillow image of (C, H, W) values, clipped to 0..1."""
+    if len(values) not in _MODES:
+        raise ProblemError(
+            f"an image holds 1, 3 or 4 channels, got {len(values)}; write an .npy file instead"
+        )
+    pixels = to_pixels(values)
+    return pillow().fromarray(pixels[..., 0] if len(values) == 1 else pixels)
+
+
+def write_image(path: Path, values: np.ndarray) -> None:
+    """Writes (C, H, W) values, clipped to 0..1; the file's name decides about its format."""
+    image = to_image(values)
+    if image.mode == "RGBA" and path.suffix.lower() in (".jpg", ".jpeg", ".bmp"):
+        raise ProblemError(f"{path.suffix} holds no transparency; write a .png file instead")
+    image.save(path)
