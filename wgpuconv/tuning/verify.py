@@ -217,9 +217,9 @@ class Check:
             )
         flat = output.reshape(-1)
         seen = flat[:: flat.size // COUNTED | 1]  # odd, so as not to follow the tiles
-        missing = int(np.isnan(seen).sum())
+        missing = seen.size - int(np.isfinite(seen).sum())
         if missing:
-            return f"wrong result: {missing} of {seen.size} elements are NaN or were not written"
+            return f"wrong result: {missing} of {seen.size} elements not finite or not written"
         return None
 
     def error(self, output: Array) -> float:
