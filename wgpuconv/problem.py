@@ -159,11 +159,11 @@ class ConvProblem:
         """Output channels of one group."""
         return self.k // self.groups
 
-    @property
+    @cached_property
     def input_shape(self) -> tuple[int, int, int, int]:
         return self._ordered(self.c, self.h, self.w)
 
-    @property
+    @cached_property
     def out_shape(self) -> tuple[int, int, int, int]:
         return self._ordered(self.k, self.out_h, self.out_w)
 

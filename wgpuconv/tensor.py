@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import operator
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ import numpy as np
 from .device import Device, default_device, shared_device
 from .errors import DtypeError, ProblemError
 
-DTYPE_NAMES = {np.dtype(np.float32): "f32", np.dtype(np.float16): "f16"}
+DTYPE_NAMES: dict[np.dtype[Any], str] = {np.dtype(np.float32): "f32", np.dtype(np.float16): "f16"}
 NUMPY_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 
 
@@ -23,6 +22,9 @@ class Tensor:
     Made by :func:`tensor`, :meth:`Tensor.empty`, :meth:`Tensor.from_buffer`, and returned by
     operations on tensors. Its work may still be running; :meth:`numpy` waits for it.
     """
+
+    _pooled = False
+    """Whether the buffer goes back to the device's pool with this object."""
 
     def __init__(
         self, device: Device, buffer: Any, shape: tuple[int, ...], dtype: np.dtype[Any]
@@ -45,8 +47,7 @@ class Tensor:
         device = device or default_device()
         buffer = device.backend.allocate(math.prod(shape) * dtype.itemsize)
         made = cls(device, buffer, shape, dtype)
-        # Work submitted later runs later, so the buffer may be reused at once.
-        weakref.finalize(made, device.backend.free, buffer).atexit = False
+        made._pooled = True
         return made
 
     @classmethod
@@ -64,6 +65,11 @@ class Tensor:
                 f"the buffer has {buffer.size} bytes, shape {shape} of {dtype} needs {needed}"
             )
         return cls(device, buffer, shape, dtype)
+
+    def __del__(self) -> None:
+        if self._pooled:
+            # Work submitted later runs later, so the buffer may be reused at once.
+            self.device.backend.free(self.buffer)
 
     @property
     def ndim(self) -> int:

@@ -74,9 +74,10 @@ class Backend(Protocol):
     def compile(self, plan: Plan) -> Compiled:
         """Pipelines, parameters and tables of a plan, made once. No call's data is needed."""
 
-    def run(self, compiled: Compiled, buffers: Buffers) -> None:
+    def run(self, compiled: Compiled, buffers: Buffers, into: np.ndarray | None = None) -> None:
         """Submits the plan's work and does not wait. ``prepare`` runs too, into scratch memory,
-        unless ``buffers`` has a 'prepared' buffer that holds its result."""
+        unless ``buffers`` has a 'prepared' buffer that holds its result. With ``into``, waits
+        and fills that C-contiguous array from the buffer 'out'."""
 
     def prepare(self, compiled: Compiled, buffers: Buffers) -> None:
         """Submits only the plan's ``prepare`` passes, into ``buffers['prepared']``."""

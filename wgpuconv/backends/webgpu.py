@@ -175,18 +175,27 @@ class WebGpuBackend:
             return
         with self._guard:
             self.check_usable(buffer, "COPY_SRC")
-            size = align(array.nbytes, 4)
-            staging = self._staging.take(size, self._largest_buffer)
             encoder = self.gpu_device.create_command_encoder()
-            encoder.copy_buffer_to_buffer(buffer, 0, staging, 0, size)
+            staging = self._stage(encoder, buffer, array.nbytes)
             self.gpu_device.queue.submit([encoder.finish()])
-            staging.map_sync("READ_NOSYNC" if self.provider.name == "wgpu" else "READ", 0, size)
-            try:
-                view = staging.read_mapped(0, size, copy=False)
-                array.reshape(-1).view(np.uint8)[:] = np.frombuffer(view, np.uint8)[: array.nbytes]
-            finally:
-                staging.unmap()
-            self._staging.give(staging)
+            self._fetch(staging, array)
+
+    def _stage(self, encoder: Any, buffer: Any, nbytes: int) -> Any:
+        """Records a copy to a buffer that the host can map."""
+        size = align(nbytes, 4)
+        staging = self._staging.take(size, self._largest_buffer)
+        encoder.copy_buffer_to_buffer(buffer, 0, staging, 0, size)
+        return staging
+
+    def _fetch(self, staging: Any, array: np.ndarray) -> None:
+        size = align(array.nbytes, 4)
+        staging.map_sync("READ_NOSYNC" if self.provider.name == "wgpu" else "READ", 0, size)
+        try:
+            view = staging.read_mapped(0, size, copy=False)
+            array.reshape(-1).view(np.uint8)[:] = np.frombuffer(view, np.uint8)[: array.nbytes]
+        finally:
+            staging.unmap()
+        self._staging.give(staging)
 
     def owns(self, buffer: Any) -> bool:
         """Whether the buffer came from ``allocate``, so that nobody can have destroyed it."""
@@ -324,20 +333,30 @@ class WebGpuBackend:
 
     # ---- running ----
 
-    def run(self, compiled: CompiledPlan, buffers: Buffers) -> None:
-        self._submit(compiled, _steps(compiled, buffers), buffers)
+    def run(self, compiled: CompiledPlan, buffers: Buffers, into: np.ndarray | None = None) -> None:
+        self._submit(compiled, _steps(compiled, buffers), buffers, into)
 
     def prepare(self, compiled: CompiledPlan, buffers: Buffers) -> None:
         self._submit(compiled, compiled.prepare, buffers)
 
-    def _submit(self, compiled: CompiledPlan, steps: list[Step], buffers: Buffers) -> None:
+    def _submit(
+        self,
+        compiled: CompiledPlan,
+        steps: list[Step],
+        buffers: Buffers,
+        into: np.ndarray | None = None,
+    ) -> None:
         with self._guard:
             groups = self._bind(compiled, steps, buffers)
             encoder = self.gpu_device.create_command_encoder()
             compute = encoder.begin_compute_pass()
             _dispatch(compute, steps, groups)
             compute.end()
+            # One submit for both: on a small problem a second one costs as much as the kernel.
+            staging = None if into is None else self._stage(encoder, buffers["out"], into.nbytes)
             self.gpu_device.queue.submit([encoder.finish()])
+            if into is not None:
+                self._fetch(staging, into)
 
     def record(self, compiled: CompiledPlan, buffers: Buffers, compute: Any) -> None:
         """Records the plan's dispatches into a compute pass; submits nothing."""
