@@ -1,0 +1,245 @@
+"""What the kernels are held against: convolutions in float64, and how far f32 may be off.
+
+The reference shares nothing with the kernels but the problem. It pads and sums over taps (a
+transposed convolution scatters over taps), and test_reference.py checks it against itself, by
+hand-computed cases and with PyTorch.
+
+``bound`` is rigorous, element by element. With u = 2^-24, the unit roundoff of f32, any order of
+n multiply-adds, fused or not, errs by at most gamma(n) = n u / (1 - n u) times the same sum over
+absolute values (Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., section 3.1).
+What an activation adds is bounded by the accuracies that WGSL guarantees, and f16 outputs are
+rounded once more. The data made here holds no subnormal numbers, since WGSL lets a device flush
+them.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from typing import Any
+
+import numpy as np
+
+from wgpuconv.problem import Activation, ConvProblem
+
+U = 2.0**-24
+"""Unit roundoff of f32."""
+ULP = 2.0**-23
+"""The unit in which WGSL states accuracies, relative to the result."""
+NUMPY = {"f32": np.float32, "f16": np.float16}
+LEAST_NORMAL = {"f32": 2.0**-126, "f16": 2.0**-14}
+"""A result below this may be flushed to zero."""
+STEEPEST = {"sigmoid": 0.25, "silu": 1.0999, "gelu": 1.1290}
+"""Largest absolute derivatives; 1 for the others, but for leaky_relu."""
+
+
+# ---- data ----
+
+
+def arrays(problem: ConvProblem, *, exact: bool = False) -> tuple[Any, Any, Any]:
+    """Random input, weight and bias (None without one), the same for the same problem.
+
+    Normal numbers, scaled so that outputs are of the order of one; or, with ``exact``, small
+    integers, whose sums f32 holds exactly in any order, so that one lost tap shows.
+    """
+    rng = np.random.default_rng(zlib.crc32(f"{problem} {exact}".encode()))
+    dtype = NUMPY[problem.dtype]
+
+    def draw(shape: tuple[int, ...], scale: float) -> np.ndarray:
+        if exact:
+            return rng.integers(-4, 5, shape).astype(dtype)
+        made = (rng.standard_normal(shape, np.float32) * np.float32(scale)).astype(dtype)
+        made[np.abs(made) < LEAST_NORMAL[problem.dtype]] = 0
+        return made
+
+    x = draw(problem.input_shape, 1.0)
+    w = draw(problem.weight_shape, problem.reduction**-0.5)
+    b = draw((problem.k,), 1.0) if problem.bias else None
+    assert not exact or problem.reduction * 16 + 4 < 2**24, "too long for exact sums"
+    return x, w, b
+
+
+# ---- the convolution itself ----
+
+
+def linear(problem: ConvProblem, x: np.ndarray, w: np.ndarray) -> np.ndarray:
+    """The convolution alone, in float64, without bias and activation; in the problem's layout."""
+    p = problem
+    x = np.asarray(x, np.float64).reshape(p.input_shape)
+    w = np.asarray(w, np.float64).reshape(p.weight_shape)
+    if p.layout == "NHWC":
+        x = x.transpose(0, 3, 1, 2)
+    x = x.reshape(p.n, p.groups, p.c_group, p.h, p.w)
+    y = _scatter(p, x, w) if p.transposed else _gather(p, x, w)
+    y = y.reshape(p.n, p.k, p.out_h, p.out_w)
+    return y.transpose(0, 2, 3, 1) if p.layout == "NHWC" else y
+
+
+def _gather(p: ConvProblem, x: np.ndarray, w: np.ndarray) -> np.ndarray:
+    top, bottom, left, right = p.padding
+    x = np.pad(x, ((0, 0), (0, 0), (0, 0), (top, bottom), (left, right)))
+    w = w.reshape(p.groups, p.k_group, p.c_group, p.r, p.s)
+    y = np.zeros((p.n, p.groups, p.k_group, p.out_h, p.out_w))
+    for r in range(p.r):
+        for s in range(p.s):
+            rows = _every(r * p.dilation[0], p.stride[0], p.out_h)
+            columns = _every(s * p.dilation[1], p.stride[1], p.out_w)
+            y += np.einsum("ngchw,gkc->ngkhw", x[..., rows, columns], w[..., r, s], optimize=True)
+    return y
+
+
+def _scatter(p: ConvProblem, x: np.ndarray, w: np.ndarray) -> np.ndarray:
+    top, bottom, left, right = p.padding
+    w = w.reshape(p.groups, p.c_group, p.k_group, p.r, p.s)
+    y = np.zeros((p.n, p.groups, p.k_group, p.out_h + top + bottom, p.out_w + left + right))
+    for r in range(p.r):
+        for s in range(p.s):
+            rows = _every(r * p.dilation[0], p.stride[0], p.h)
+            columns = _every(s * p.dilation[1], p.stride[1], p.w)
+            y[..., rows, columns] += np.einsum("ngchw,gck->ngkhw", x, w[..., r, s], optimize=True)
+    return y[..., top : top + p.out_h, left : left + p.out_w]
+
+
+def _every(first: int, step: int, count: int) -> slice:
+    return slice(first, first + (count - 1) * step + 1, step)
+
+
+def _along_channels(problem: ConvProblem, b: np.ndarray) -> np.ndarray:
+    b = np.asarray(b, np.float64)
+    return b if problem.layout == "NHWC" else b[:, None, None]
+
+
+def activate(activation: Activation, v: np.ndarray) -> np.ndarray:
+    """The activation in float64; NaN stays NaN."""
+    a, b = activation.a, activation.b
+    with np.errstate(over="ignore"):  # exp of a huge number: its reciprocal is zero
+        match activation.name:
+            case "identity":
+                return v
+            case "relu":
+                return np.where(v < 0, 0.0, v)
+            case "leaky_relu":
+                return np.where(v < 0, a * v, v)
+            case "clip":
+                return np.where(v < a, a, np.where(v > b, b, v))
+            case "sigmoid":
+                return 1 / (1 + np.exp(-v))
+            case "tanh":
+                return np.tanh(v)
+            case "gelu":
+                erfc = np.vectorize(math.erfc, otypes=[np.float64])
+                return 0.5 * v * erfc(-v / math.sqrt(2))
+            case "silu":
+                return v / (1 + np.exp(-v))
+    raise AssertionError(f"the reference knows no {activation.name!r}")
+
+
+def convolve(
+    problem: ConvProblem, x: np.ndarray, w: np.ndarray, b: np.ndarray | None = None
+) -> np.ndarray:
+    """What the problem is to compute, in float64."""
+    v = linear(problem, x, w)
+    if b is not None:
+        v = v + _along_channels(problem, b)
+    return activate(problem.activation, v)
+
+
+# ---- how far a kernel may be off ----
+
+
+def gamma(operations: int) -> float:
+    return operations * U / (1 - operations * U)
+
+
+def bound(
+    problem: ConvProblem,
+    x: np.ndarray,
+    w: np.ndarray,
+    b: np.ndarray | None = None,
+    *,
+    exact: bool = False,
+) -> np.ndarray:
+    """The largest error that f32 accumulation allows each output element.
+
+    ``exact`` says that all sums are held exactly (see ``arrays``): what remains is the
+    activation's own error and the rounding of the output, which is none for f32.
+    """
+    v = linear(problem, x, w)
+    size = linear(problem, np.abs(x), np.abs(w))
+    if b is not None:
+        v = v + _along_channels(problem, b)
+        size = size + _along_channels(problem, np.abs(b))
+    # n products, n - 1 additions in one chain at most, and one more for the bias.
+    error = np.zeros_like(size) if exact else gamma(problem.reduction + 1) * size
+    activation = problem.activation
+    slope = STEEPEST.get(activation.name, 1.0)
+    if activation.name == "leaky_relu":
+        slope = max(1.0, abs(activation.a))
+    error = slope * error + _activation_error(activation, v, error)
+    if problem.dtype == "f16":
+        y = np.abs(activate(activation, v)) + error
+        error = error + np.maximum(y * 2.0**-11, LEAST_NORMAL["f16"])
+    elif activation.name != "identity":
+        error = error + LEAST_NORMAL["f32"]
+    return error
+
+
+def _activation_error(activation: Activation, v: np.ndarray, error: np.ndarray) -> np.ndarray:
+    """What evaluating it in f32 adds, at an argument within ``error`` of v.
+
+    By WGSL's accuracies: exp(t) within 3 + 2|t| ULP, a division within 2.5 ULP, additions and
+    multiplications rounded to nearest. 1.01 covers products of two errors.
+    """
+    size = np.abs(v) + error
+    y = np.abs(activate(activation, v)) + error
+    match activation.name:
+        case "leaky_relu":  # the slope is rounded to f32, then the product is
+            return np.where(v - error < 0, 2 * U * size * abs(activation.a), 0.0) * 1.01
+        case "clip":  # the bounds are rounded to f32
+            return np.full_like(v, U * _largest_finite(activation.a, activation.b))
+        case "sigmoid" | "silu":  # relative: exp, one addition, one division
+            return y * (3 + 2 * size + 0.5 + 2.5) * ULP * 1.01
+        case "tanh":
+            # The worse of 1e-5 and what sinh / cosh by exp gives: each within an exp's error
+            # and a rounding relative to cosh, then a division. Arguments are clamped to 10,
+            # where tanh is 1 to 2^-27.
+            by_exp = (2 * (3 + 2 * np.minimum(size, 10)) + 2 + 2.5) * ULP * 1.01
+            return np.maximum(1e-5, by_exp)
+        case "gelu":
+            # v * Phi(v). erfc by Abramowitz and Stegun 7.1.26 is within 1.5e-7 in exact
+            # arithmetic. Rounding, in U: Horner's scheme 10 steps times the sum of the absolute
+            # coefficients (4.5); t = 1 / (1 + p z) 7 relative, times |t P'(t)| <= 3.5; exp at
+            # most 3 ULP * exp(-z^2) plus its argument's own error, 8; 3 for the rest; all
+            # halved. Then one product.
+            phi = 0.5 * 1.5e-7 + 0.5 * (45 + 25 + 8 + 3) * U
+            return (size * phi + y * U) * 1.01
+    return np.zeros_like(v)
+
+
+def _largest_finite(*values: float) -> float:
+    return max((abs(v) for v in values if math.isfinite(v)), default=0.0)
+
+
+def check(
+    problem: ConvProblem,
+    got: np.ndarray,
+    x: np.ndarray,
+    w: np.ndarray,
+    b: np.ndarray | None = None,
+    *,
+    exact: bool = False,
+    label: str = "",
+) -> None:
+    """Asserts that a result is of the right kind and within its bound everywhere."""
+    want, allowed = convolve(problem, x, w, b), bound(problem, x, w, b, exact=exact)
+    assert got.dtype == NUMPY[problem.dtype], f"{label} {problem}: dtype {got.dtype}"
+    assert got.shape == want.shape, f"{label} {problem}: shape {got.shape}, not {want.shape}"
+    error = np.abs(got.astype(np.float64) - want)
+    wrong = ~(error <= allowed)  # a NaN is wrong
+    if wrong.any():
+        excess = np.where(np.isnan(error), np.inf, error - allowed)
+        at = np.unravel_index(np.argmax(excess), error.shape)
+        raise AssertionError(
+            f"{label} {problem}: {wrong.sum()} of {wrong.size} elements are wrong; at "
+            f"{tuple(map(int, at))} got {got[at]!r}, want {want[at]!r} within {allowed[at]:.3g}"
+        )

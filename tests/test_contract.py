@@ -1,0 +1,459 @@
+"""What every registered algorithm must keep, whatever it is; nothing here names one without need.
+
+An algorithm that is added to the registry is tested with no edit. Kernels are compiled on a
+software driver in seconds each, so every configuration runs once, on problems of many shapes
+only the quick ones do; on hardware (``-m gpu``) all configurations meet all modes.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import reference
+from contract import (
+    FINITE,
+    PLANNED,
+    Runner,
+    longest_kernel,
+    lowered,
+    problems,
+    quick_configs,
+    verify,
+)
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+
+import wgpuconv
+from wgpuconv import Device
+from wgpuconv.algorithms import ALGORITHMS, Algorithm, find
+from wgpuconv.algorithms.tiles import FMA_ORDERS
+from wgpuconv.errors import AlgorithmRefusedError, ProblemError
+from wgpuconv.plan import Config
+from wgpuconv.problem import ACTIVATIONS, Activation, ConvProblem
+
+MODES = ("device", "checked", "default_limits")
+
+WIDE = [
+    # Several tiles of every size in both directions and several steps, none of them full.
+    ConvProblem.parse(text)
+    for text in (
+        "conv2d n2 c37 h13 w17 k133 r3 s3 pad1 bias",
+        "conv2d n2 c37 h13 w17 k133 r1 s1 bias",
+        "conv2d n2 c5 h13 w17 k10 r3 s3 pad1 groups5 bias",
+        "conv_transpose2d n2 c37 h13 w17 k133 r3 s3 stride2 pad1 bias",
+    )
+]
+
+
+def accepting(problem: ConvProblem) -> list[Algorithm]:
+    return [a for a in ALGORITHMS if a.refusal(problem, PLANNED) is None]
+
+
+def shares(text: str) -> pytest.MarkDecorator:
+    """Tests with the same text run in one process, so that what they compile is shared."""
+    return pytest.mark.xdist_group(f"{zlib.crc32(text.encode()):08x}")
+
+
+@pytest.fixture
+def on(request: pytest.FixtureRequest) -> Device:
+    """The device of the mode that a test is parametrised with."""
+    found: Device = request.getfixturevalue(request.param)
+    return found
+
+
+# ---- every configuration, once ----
+
+
+def wide_cases() -> Iterator[Any]:
+    seen: set[tuple[str, str]] = set()
+    for problem in WIDE:
+        for algorithm in accepting(problem):
+            if (algorithm.name, problem.op) in seen:
+                continue
+            for config in algorithm.configs(problem, PLANNED):
+                plan = lowered(algorithm, problem, config)
+                yield pytest.param(
+                    algorithm,
+                    problem,
+                    config,
+                    marks=shares(longest_kernel(plan)),
+                    id=f"{problem.op}-{plan.label}",
+                )
+            seen.add((algorithm.name, problem.op))
+
+
+@pytest.mark.parametrize(("algorithm", "problem", "config"), list(wide_cases()))
+def test_every_configuration(
+    device: Device, algorithm: Algorithm, problem: ConvProblem, config: Config
+) -> None:
+    verify(device, algorithm, problem, config)
+
+
+@pytest.mark.xdist_group("largest depthwise kernel")
+def test_the_largest_depthwise_kernel(device: Device) -> None:
+    problem = ConvProblem.parse("conv2d n1 c2 h13 w12 k2 r11 s11 pad5,4 groups2 bias")
+    depthwise = find("depthwise")
+    (config,) = depthwise.configs(problem, PLANNED)
+    verify(device, depthwise, problem, config)
+    assert depthwise.refusal(problem.with_(r=12), PLANNED) == (
+        "needs a kernel of at most 121 taps, got 132 (12 x 11)"
+    )
+
+
+def test_every_algorithm_has_a_wide_problem_for_every_operation() -> None:
+    covered = {(a.name, p.op) for p in WIDE for a in accepting(p)}
+    assert covered == {(a.name, op) for a in ALGORITHMS for op in a.ops}
+
+
+def test_every_configuration_offered_here_is_among_those_tested(device: Device) -> None:
+    """Plans are listed before a device is open; this driver must not add to the list."""
+    if not device.facts.software:
+        pytest.skip("hardware offers more orders and splits: test_every_configuration_on_hardware")
+    for problem in WIDE:
+        for algorithm in accepting(problem):
+            listed = [str(c) for c in algorithm.configs(problem, PLANNED)]
+            assert {str(c) for c in algorithm.configs(problem, device.facts)} <= set(listed)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["f32", "f16"])
+@pytest.mark.parametrize("on", MODES, indirect=True)
+@pytest.mark.parametrize("problem", WIDE, ids=str)
+def test_every_configuration_on_hardware(on: Device, problem: ConvProblem, dtype: str) -> None:
+    if dtype == "f16" and not on.facts.f16:
+        pytest.skip(f"{on.name} has no shader-f16")
+    problem = problem.with_(dtype=dtype)
+    for algorithm in accepting(problem):
+        for config in algorithm.configs(problem, on.facts):
+            verify(on, algorithm, problem, config)
+
+
+# ---- many problems ----
+
+
+def fixed_cases(*modes: str, dtypes: tuple[str, ...] = ("f32", "f16")) -> Iterator[Any]:
+    for mode in modes:
+        for dtype in dtypes:
+            for layout in ("NCHW", "NHWC"):
+                for plain in problems():
+                    problem = plain.with_(dtype=dtype, layout=layout)
+                    for algorithm in accepting(problem):
+                        yield pytest.param(
+                            mode,
+                            algorithm,
+                            problem,
+                            marks=shares(f"{mode} {dtype} {algorithm.name}"),
+                            id=f"{mode}-{algorithm.name}-{problem}",
+                        )
+
+
+@pytest.mark.parametrize(("on", "algorithm", "problem"), list(fixed_cases(*MODES)), indirect=["on"])
+def test_the_fixed_list(on: Device, algorithm: Algorithm, problem: ConvProblem) -> None:
+    if problem.dtype == "f16" and not on.facts.f16:
+        pytest.skip(f"{on.name} has no shader-f16")
+    for config in quick_configs(algorithm, problem):
+        verify(on, algorithm, problem, config)
+
+
+@pytest.mark.parametrize(
+    ("on", "algorithm", "problem"),
+    list(fixed_cases("dawn", dtypes=("f32",))),
+    indirect=["on"],
+)
+def test_the_fixed_list_on_dawn(on: Device, algorithm: Algorithm, problem: ConvProblem) -> None:
+    # One configuration: what Dawn does otherwise is compile, and test_shader compiles all.
+    verify(on, algorithm, problem, quick_configs(algorithm, problem)[0])
+
+
+SIDE = st.integers(1, 3)
+SPANS = st.tuples(SIDE, SIDE)
+CALLS = st.fixed_dictionaries(
+    {
+        "n": st.integers(1, 3),
+        "size": st.tuples(st.integers(1, 14), st.integers(1, 14)),
+        "c_group": st.integers(1, 11),
+        "k_group": st.integers(1, 15),  # few enough for one tile: one pipeline serves them all
+        "taps": st.tuples(st.integers(1, 4), st.integers(1, 4)),
+        "stride": SPANS,
+        "dilation": SPANS,
+        "padding": st.tuples(
+            st.tuples(st.integers(0, 3), st.integers(0, 3)),
+            st.tuples(st.integers(0, 3), st.integers(0, 3)),
+        ),
+        "output_padding": st.tuples(st.integers(0, 2), st.integers(0, 2)),
+        "groups": st.integers(1, 3),
+        "layout": st.sampled_from(["NCHW", "NHWC"]),
+        "bias": st.booleans(),
+    }
+)
+
+
+def check_call(op: str, device: Device, call: dict[str, Any]) -> None:
+    """One random call through the public API, by every algorithm that accepts it."""
+    c, k = (call[name] * call["groups"] for name in ("c_group", "k_group"))
+    shape = (call["n"], c, *call["size"])
+    if call["layout"] == "NHWC":
+        shape = (call["n"], *call["size"], c)
+    first = (c, call["k_group"]) if op == "conv_transpose2d" else (k, call["c_group"])
+    parameters = {
+        name: call[name] for name in ("stride", "padding", "dilation", "groups", "layout")
+    }
+    if op == "conv_transpose2d":
+        parameters["output_padding"] = call["output_padding"]
+    try:
+        problem = ConvProblem.from_call(
+            op,  # type: ignore[arg-type]
+            shape,
+            (*first, *call["taps"]),
+            bias_shape=(k,) if call["bias"] else None,
+            **parameters,
+        )
+    except ProblemError:
+        assume(False)
+    function = getattr(wgpuconv, op)
+    x, w, b = reference.arrays(problem)
+    for algorithm in accepting(problem):
+        got = function(x, w, b, **parameters, algorithm=algorithm.name, device=device)
+        reference.check(problem, got, x, w, b, label=algorithm.name)
+
+
+@pytest.mark.xdist_group("random conv2d")
+@given(CALLS)
+@example(
+    {
+        "n": 1,
+        "size": (1, 1),
+        "c_group": 1,
+        "k_group": 1,
+        "taps": (1, 1),
+        "stride": (3, 3),
+        "dilation": (1, 1),
+        "padding": ((0, 0), (0, 0)),
+        "output_padding": (0, 0),
+        "groups": 1,
+        "layout": "NCHW",
+        "bias": False,
+    }
+)
+def test_random_calls_of_conv2d(device: Device, call: dict[str, Any]) -> None:
+    check_call("conv2d", device, call)
+
+
+@pytest.mark.xdist_group("random conv_transpose2d")
+@given(CALLS)
+def test_random_calls_of_conv_transpose2d(device: Device, call: dict[str, Any]) -> None:
+    check_call("conv_transpose2d", device, call)
+
+
+# ---- activations ----
+
+ACTIVATION_SPECS: dict[str, Any] = {
+    "leaky_relu": ("leaky_relu", 0.2),
+    "clip": ("clip", -0.5, 0.75),
+}
+ENDINGS = [
+    ConvProblem.parse(text)
+    for text in (
+        "conv2d n2 c9 h7 w5 k10 r3 s3 pad1 bias",
+        "conv2d n2 c9 h7 w5 k10 r1 s1 bias",
+        "conv2d n2 c9 h7 w5 k18 r3 s3 pad1 groups9 bias",
+        "conv_transpose2d n2 c9 h7 w5 k10 r3 s3 stride2 bias",
+        "conv2d n1 c40 h4 w5 k10 r3 s3 pad1 bias",  # long enough to be split
+    )
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        # One dtype shows that the activation is computed in f32 before the output is rounded.
+        pytest.param(name, dtype, marks=shares(f"activation {name} {dtype}"))
+        for name in ACTIVATIONS
+        for dtype in (("f32", "f16") if name == "gelu" else ("f32",))
+    ],
+)
+def test_activations(device: Device, name: str, dtype: str) -> None:
+    if dtype == "f16" and not device.facts.f16:
+        pytest.skip(f"{device.name} has no shader-f16")
+    activation = Activation.of(ACTIVATION_SPECS.get(name, name))
+    for plain in ENDINGS:
+        problem = plain.with_(dtype=dtype, activation=activation)
+        for algorithm in accepting(problem):
+            configs = quick_configs(algorithm, problem)
+            # One tile, but whole and split sums end in different kernels.
+            for config in configs[:1] + [c for c in configs if c.get("splits", 1) == 2][:1]:
+                verify(device, algorithm, problem, config)
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+@pytest.mark.xdist_group("activations of extremes")
+def test_activations_of_extremes(device: Device, name: str) -> None:
+    """Far from zero an activation must not overflow; NaN stays NaN."""
+    activation = Activation.of(ACTIVATION_SPECS.get(name, name))
+    values = np.float32([0, 1e-3, 5, 20, 50, 80, 87, 100, 1e4, 1e30])
+    values = np.concatenate([-values, values])
+    problem = ConvProblem.parse(f"conv2d n1 c1 h1 w{values.size + 1} k1 r1 s1")
+    problem = problem.with_(activation=activation)
+    x = np.append(values, np.float32(np.nan)).reshape(problem.input_shape)
+    w = np.ones(problem.weight_shape, np.float32)
+    direct = find("direct")
+    y = Runner(device, lowered(direct, problem, quick_configs(direct, problem)[0]))(x, w, None)
+    assert np.isnan(y[..., -1]).all()
+    finite = problem.with_(w=values.size)
+    reference.check(finite, y[..., :-1], x[..., :-1], w, exact=True, label=name)
+
+
+# ---- orders of arithmetic, barriers, unrolling ----
+
+
+def kernel_variants() -> Iterator[Any]:
+    """Every value of the choices that a software driver is not offered, on the smallest tile."""
+    for mode in ("device", "checked"):
+        for name in ("im2col_gemm", "implicit_gemm"):
+            for order in FMA_ORDERS:
+                for barrier in (True, False):
+                    # Written out, a kernel takes seconds to compile: once an algorithm and mode.
+                    unroll = (order, barrier) == {
+                        ("device", "im2col_gemm"): ("zigzag", False),
+                        ("device", "implicit_gemm"): ("halves", False),
+                        ("checked", "im2col_gemm"): ("halves", True),
+                        ("checked", "implicit_gemm"): ("zigzag", False),
+                    }[mode, name]
+                    choices = {"order": order, "last_barrier": barrier, "unroll": unroll}
+                    label = f"{mode}-{name}-{order}-barrier={barrier}-unroll={unroll}"
+                    yield pytest.param(mode, name, choices, id=label)
+
+
+@pytest.mark.parametrize(("on", "name", "choices"), list(kernel_variants()), indirect=["on"])
+def test_orders_barriers_and_unrolling(on: Device, name: str, choices: Config) -> None:
+    problem = ConvProblem.parse("conv2d n2 c11 h6 w7 k35 r3 s3 pad1 bias")
+    algorithm = find(name)
+    config = quick_configs(algorithm, problem)[0]
+    assert config["tile_m"] == config["tile_p"] == 32
+    verify(on, algorithm, problem, config | choices)
+
+
+# ---- limits of memory and of the grid ----
+
+CHUNKED = [
+    ConvProblem.parse("conv2d n5 c3 h9 w8 k7 r3 s3 pad1 bias"),
+    ConvProblem.parse("conv2d n3 c4 h9 w8 k6 r3 s2 stride2,1 pad1,2,0,3 groups2 bias nhwc"),
+    ConvProblem.parse("conv_transpose2d n5 c3 h6 w7 k4 r3 s3 stride2 pad1 outpad1 bias"),
+    ConvProblem.parse("conv_transpose2d n2 c4 h9 w5 k4 r3 s2 stride1,3 dil3,1 groups2 bias nhwc"),
+    ConvProblem.parse("conv_transpose2d n1 c2 h7 w3 k3 r2 s2 stride5,2"),  # rows without a tap
+]
+
+
+@pytest.mark.parametrize("problem", CHUNKED, ids=str)
+@pytest.mark.xdist_group("chunks")
+def test_scratch_memory_stays_within_its_limit(device: Device, problem: ConvProblem) -> None:
+    """Whole images with a remainder, then parts of an image, then a refusal."""
+    chunked = 0
+    for algorithm in accepting(problem):
+        config = quick_configs(algorithm, problem)[0]
+        whole = lowered(algorithm, problem, config)
+        if not whole.workspace:
+            continue
+        chunked += 1
+        image = whole.workspace // problem.n
+        for limit in (whole.workspace, 2 * image + 8, image, image - 4, image // 3, image // 7):
+            try:
+                plan = lowered(algorithm, problem, config, workspace_limit=limit)
+            except AlgorithmRefusedError:
+                if limit > image // 2:
+                    raise
+                continue  # not even one row of an image fits
+            assert plan.workspace <= limit
+            chunks = len(plan.passes) / len(whole.passes)
+            per_chunk = limit // image
+            if per_chunk:
+                assert chunks == -(-problem.n // per_chunk)
+            else:
+                assert chunks >= 2 * problem.n
+            verify(device, algorithm, problem, config, workspace_limit=limit)
+        with pytest.raises(AlgorithmRefusedError, match="bytes of workspace for one output"):
+            lowered(algorithm, problem, config, workspace_limit=8)
+    assert chunked, "no algorithm of this operation takes scratch memory"
+
+
+@pytest.mark.parametrize("problem", WIDE, ids=str)
+@pytest.mark.xdist_group("folded grids")
+def test_grids_fold_into_two_dimensions(device: Device, problem: ConvProblem) -> None:
+    """More workgroups than one dimension may have, where that limit is a small number."""
+    problem = problem.with_(n=1, layout="NHWC")
+    for algorithm in accepting(problem):
+        config = quick_configs(algorithm, problem)[0]
+        plan = lowered(algorithm, problem, config, device.facts)
+        most = math.isqrt(max(step.grid[0] for step in (*plan.prepare, *plan.passes))) + 2
+        facts = replace(device.facts, limits=replace(device.facts.limits, max_workgroups=most))
+        plan = verify(device, algorithm, problem, config, facts=facts)
+        grids = [step.grid for step in (*plan.prepare, *plan.passes)]
+        assert max(max(grid) for grid in grids) <= most
+        assert any(grid[1] > 1 for grid in grids), plan.label
+
+
+# ---- special values ----
+
+SPECIAL = [
+    ConvProblem.parse(text)
+    for text in (
+        "conv2d n2 c3 h9 w8 k5 r3 s3 pad1",
+        "conv2d n2 c5 h6 w7 k9 r1 s1",
+        "conv2d n2 c4 h8 w9 k8 r3 s3 stride2 pad2,1 groups4",
+        "conv2d n2 c6 h9 w8 k4 r2 s3 stride2 pad1,0 dil2,1 groups2 nhwc",
+        "conv_transpose2d n2 c3 h5 w6 k5 r3 s3 stride2 pad1",
+        "conv_transpose2d n2 c6 h5 w4 k4 r2 s3 stride3,2 dil1,2 groups2 nhwc",
+    )
+]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf], ids=str)
+@pytest.mark.parametrize("problem", SPECIAL, ids=str)
+@pytest.mark.xdist_group("special values")
+def test_a_special_pixel_spoils_only_what_it_reaches(
+    device: Device, problem: ConvProblem, value: float
+) -> None:
+    """The first element, which kernels read for what lies outside, and the last one."""
+    x, w, _ = reference.arrays(problem)
+    w[w == 0] = 1  # so that each tap passes the special value on
+    for at in (0, x.size - 1):
+        clean, special, reach = x.copy(), x.copy(), np.zeros_like(x)
+        clean.flat[at], special.flat[at], reach.flat[at] = 0, value, 1
+        reached = reference.linear(problem, reach, np.ones_like(w)) > 0
+        assert reached.any()
+        assert not reached.all()
+        for algorithm in accepting(problem):
+            for config in quick_configs(algorithm, problem):
+                plan = lowered(algorithm, problem, config, device.facts)
+                run = Runner(device, plan)
+                want, got = run(clean, w, None, poison=FINITE), run(special, w, None)
+                spoiled = np.isnan(got) if np.isnan(value) else np.isinf(got)
+                wrong = spoiled != reached
+                assert not wrong.any(), f"{plan.label}: {wrong.sum()} elements"
+                np.testing.assert_array_equal(got[~reached], want[~reached], plan.label)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf], ids=str)
+@pytest.mark.parametrize("problem", SPECIAL, ids=str)
+@pytest.mark.xdist_group("special values")
+def test_a_special_weight_spoils_only_its_filter(
+    device: Device, problem: ConvProblem, value: float
+) -> None:
+    x, w, _ = reference.arrays(problem)
+    clean, special = w.copy(), w.copy()
+    clean[-1, -1, -1, -1], special[-1, -1, -1, -1] = 0, value  # the last filter's last weight
+    other = [slice(None)] * 4
+    other[1 if problem.layout == "NCHW" else 3] = slice(0, -1)
+    for algorithm in accepting(problem):
+        for config in quick_configs(algorithm, problem):
+            plan = lowered(algorithm, problem, config, device.facts)
+            run = Runner(device, plan)
+            want, got = run(x, clean, None, poison=FINITE), run(x, special, None)
+            assert not np.isfinite(got).all(), plan.label
+            np.testing.assert_array_equal(got[tuple(other)], want[tuple(other)], plan.label)
