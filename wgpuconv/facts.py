@@ -46,11 +46,11 @@ class Facts:
     """A CPU driver: correct, slow, and not worth measuring."""
     bandwidth: float = 200e9
     """Bytes a second that a copy kernel reads plus writes (a guess unless measured)."""
-    flops: float = 5e12
+    flops: float = 10e12
     """f32 operations a second, a multiply-add counting as two (a guess unless measured)."""
-    launch: float = 5e-6
+    launch: float = 3e-6
     """Seconds that one more dispatch costs."""
-    concurrent_workgroups: int = 64
-    """Workgroups of 256 invocations that run at the same time (a guess)."""
+    cores: int = 32
+    """Compute units that run workgroups side by side (streaming multiprocessors, a guess)."""
     workspace_limit: int = 64 << 20
     """Default bytes of scratch memory that one call may take."""

@@ -97,12 +97,12 @@ def roofline(
     """Seconds by the longer of arithmetic and memory traffic, plus launches.
 
     ``efficiency`` is the share of the multiply-add rate that the kernel reaches when it fills
-    the device; ``workgroups`` says how well it fills it; ``waste`` is work done over work
-    needed (padded tiles); ``extra_bytes`` is traffic beyond each tensor once.
+    the device; ``workgroups`` that share the arithmetic evenly leave cores idle where they do
+    not spread evenly; ``waste`` is work done over work needed (padded tiles); ``extra_bytes``
+    is traffic beyond each tensor once.
     """
     if workgroups:
-        waves = ceil_div(workgroups, facts.concurrent_workgroups)
-        waste *= waves * facts.concurrent_workgroups / workgroups
+        waste *= ceil_div(workgroups, facts.cores) * facts.cores / workgroups
     arithmetic = 2 * problem.multiply_adds * waste / (facts.flops * efficiency)
     traffic = problem.input_bytes + problem.out_bytes + problem.weight_bytes + extra_bytes
     return max(arithmetic, traffic / facts.bandwidth) + dispatches * facts.launch

@@ -23,8 +23,8 @@ from .tiles import (
     tile_waste,
 )
 
-FILLS = (0.5, 1.0, 1.5)
-"""How often the workgroups of a split sum should fill the device."""
+FILLS = (2, 3, 4)
+"""Workgroups of 128 invocations a core that a split sum should make."""
 LEAST_STEPS = 4
 """Steps over k below which another split does not pay."""
 
@@ -44,7 +44,7 @@ class ImplicitGemm(Algorithm):
             if packed_refusal(tile, p, p.k_group, p.reduction, facts):
                 continue
             workgroups = self._workgroups(p, tile.m, tile.p)
-            filling = facts.concurrent_workgroups * 256 / tile.workgroup
+            filling = facts.cores * 128 / tile.workgroup
             most = ceil_div(p.reduction, tile.k) // LEAST_STEPS
             wanted = {min(round(fill * filling / workgroups), most) for fill in FILLS}
             configs += [tiled | {"splits": splits} for splits in sorted(wanted | {1}) if splits]
@@ -210,7 +210,9 @@ class ImplicitGemm(Algorithm):
     def cost(self, problem: ConvProblem, config: Config, facts: Facts) -> float:
         p, tile, splits = problem, tile_of(config), int(config["splits"])
         steps = ceil_div(p.reduction, tile.k)
-        dispatches = len(phases(p)) + 1 + (splits > 1)
+        dispatches = 2 * len(phases(p)) + (splits > 1)
+        packed = packed_elements(tile, p.k_group, p.reduction, p.groups) * p.itemsize
+        partial = splits * 4 * p.out_bytes // p.itemsize if splits > 1 else 0
         return roofline(
             p,
             facts,
@@ -218,6 +220,6 @@ class ImplicitGemm(Algorithm):
             efficiency=tile_efficiency(tile) * steps / (steps + splits),
             waste=tile_waste(tile, p.k_group, p.n * max(ph.pixels for ph in phases(p))),
             workgroups=self._workgroups(p, tile.m, tile.p) * splits,
-            extra_bytes=2 * 4 * splits * p.out_bytes // p.itemsize if splits > 1 else 0,
+            extra_bytes=2 * (packed + partial),
             dispatches=dispatches,
         )
