@@ -441,7 +441,7 @@ def _is_sequence(value: Any) -> bool:
         hasattr(value, "__len__")
         and hasattr(value, "__getitem__")
         and not isinstance(value, (str, bytes, Mapping))
-        and getattr(value, "ndim", 1) == 1
+        and getattr(value, "ndim", 1) > 0
     )
 
 
