@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import math
+import os
 import platform
 import shutil
 import statistics
@@ -25,6 +26,7 @@ from .algorithms import find
 from .device import Device
 from .errors import (
     AlgorithmRefusedError,
+    DeviceError,
     OutOfDeviceMemoryError,
     ProblemError,
     ShaderError,
@@ -73,7 +75,11 @@ class Result:
     choice: str
     """The label of what the tuner takes."""
     source: str
-    """How it was found; see explain.Chosen."""
+    """How it was found; see tuner.Choice."""
+    note: str
+    """Why it was found this way."""
+    failure: str | None = None
+    """Why nothing could be measured at all."""
 
     @property
     def fastest(self) -> Measurement | None:
@@ -87,6 +93,11 @@ class Result:
         chosen = next((m.seconds for m in self.measurements if m.label == self.choice), None)
         return None if best is None or chosen is None else chosen / best
 
+    @property
+    def failed(self) -> bool:
+        """Whether anything that should have been timed was not."""
+        return self.failure is not None or any(m.failure for m in self.measurements)
+
     def to_json(self) -> dict[str, Any]:
         problem = self.entry.problem
         return {
@@ -96,6 +107,8 @@ class Result:
             "flop": 2 * problem.multiply_adds,
             "choice": self.choice,
             "source": self.source,
+            "note": self.note,
+            "failure": self.failure,
             "measurements": [
                 {
                     "algorithm": m.algorithm,
@@ -130,7 +143,12 @@ def run(
     for name in algorithms:
         find(name, device.algorithms)
     for entry in entries:
-        yield _measure(entry, device, algorithms, tell)
+        try:
+            yield _measure(entry, device, algorithms, tell)
+        except (DeviceError, AlgorithmRefusedError, OutOfDeviceMemoryError) as error:
+            if not device.backend.usable:
+                raise
+            yield Result(entry, (), {}, "", "", "", str(error))  # one too large problem, say
 
 
 def _measure(entry: Entry, device: Device, algorithms: tuple[str, ...], tell: Step) -> Result:
@@ -154,7 +172,7 @@ def _measure(entry: Entry, device: Device, algorithms: tuple[str, ...], tell: St
         refusals = {name: why for name, why in refusals.items() if name in algorithms}
     measured = _Session(entry, device, tell).measure(plans)
     measured.sort(key=lambda m: math.inf if m.seconds is None else m.seconds)
-    return Result(entry, tuple(measured), refusals, choice.plan.label, choice.source)
+    return Result(entry, tuple(measured), refusals, choice.plan.label, choice.source, choice.note)
 
 
 class _Session:
@@ -221,7 +239,7 @@ def report(results: Iterable[Result], device: Device) -> dict[str, Any]:
     return {
         "wgpuconv": __version__,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "commit": _output("git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"),
+        "commit": _commit(),
         "method": METHOD,
         "machine": machine(device),
         "results": [result.to_json() for result in results],
@@ -241,12 +259,21 @@ def machine(device: Device) -> dict[str, Any]:
         "numpy": np.__version__,
         "system": platform.platform(),
         "processor": platform.processor() or platform.machine(),
+        "processors": os.cpu_count(),
         "nvidia_smi": _output(
             "nvidia-smi",
             "--query-gpu=name,driver_version,clocks.sm,clocks.max.sm,clocks.mem,power.draw",
             "--format=csv",
         ),
     }
+
+
+def _commit() -> str | None:
+    """Of the checkout that this package runs from; an installed package has none."""
+    root = Path(__file__).parent.parent
+    if not (root / ".git").exists():
+        return None
+    return _output("git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40")
 
 
 def _output(*command: str) -> str | None:

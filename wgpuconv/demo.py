@@ -154,7 +154,7 @@ def _direction_colours() -> np.ndarray:
 def why(result: Result) -> str:
     """The tuner's choice on a problem and its grounds, in a sentence."""
     name = result.choice.partition("(")[0]
-    text = f"The tuner takes {name}, {_GROUNDS[result.source]}"
+    text = f"The tuner takes {name}, {_GROUNDS[result.source]} ({result.note})"
     if result.ratio is None or result.fastest is None:
         return f"{text}."
     if result.ratio == 1:

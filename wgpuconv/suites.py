@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .errors import ProblemError
-from .problem import ConvProblem
+from .problem import LAYOUTS, ConvProblem
 
 _HERE = Path(__file__).parent
 _LINE = re.compile(r"(?:(?P<name>[\w.-]+):\s+)?(?P<text>.+?)(?:\s+x(?P<count>\d+))?")
@@ -105,6 +105,8 @@ def varied(
 ) -> Entry:
     """The same layer with another batch, dtype ('f32', 'f16') or layout ('nchw', 'nhwc')."""
     p = entry.problem
+    if layout is not None and layout.upper() not in LAYOUTS:
+        raise ProblemError(f"the layout must be 'nchw' or 'nhwc', got {layout!r}")
     changed = replace(
         p,
         n=p.n if batch is None else batch,

@@ -13,11 +13,10 @@ from rich.text import Text
 from .. import bench
 from ..suites import gather, suite_names, varied
 from .options import DeviceOption, JsonOption, TuneOption, open_device
-from .output import Work, emit_json, micro, note, out, significant, size, table
+from .output import Work, complain, emit_json, micro, note, out, significant, size, table
 
 EXAMPLES = (
-    "wgpuconv bench burn",
-    "wgpuconv bench resnet50 --batch 16 --dtype f16 --out resnet50.json",
+    "wgpuconv bench mobilenet_v2 --limit 2 --out mobilenet.json",
     "wgpuconv bench 'conv2d f32 n1 c8 h16 w16 k8 r3 s3 stride1 pad1'",
 )
 
@@ -65,14 +64,24 @@ def command(
         out_file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     if as_json:
         emit_json(found)
-        return
-    for result in results:
-        out.print(heading(result))
+    else:
+        for result in results:
+            _print(result)
+        _summary(results, on.name)
+        if out_file is not None:
+            note(f"All samples are in {out_file}.")
+    if any(result.failed for result in results):
+        complain("a problem or an algorithm failed; the reason stands with it")
+        raise typer.Exit(1)
+
+
+def _print(result: bench.Result) -> None:
+    out.print(heading(result))
+    if result.failure is not None:
+        out.print(Text(result.failure, style="red"))
+    else:
         out.print(results_table(result))
-        out.print()
-    _summary(results, on.name)
-    if out_file is not None:
-        note(f"All samples are in {out_file}.")
+    out.print()
 
 
 def heading(result: bench.Result) -> Text:

@@ -11,7 +11,7 @@ from .options import DeviceOption, JsonOption, Tune, open_device
 from .output import Work, config_text, emit_json, micro, note, out, table
 
 EXAMPLES = (
-    "wgpuconv tune resnet50 mobilenet_v2",
+    "wgpuconv tune mobilenet_v2 --limit 3 --batch 2",
     "wgpuconv tune --full 'conv2d f32 n1 c8 h16 w16 k8 r3 s3 stride1 pad1'",
 )
 
@@ -30,6 +30,7 @@ def command(
     batch: Annotated[int | None, typer.Option(min=1, help="Instead of the suite's.")] = None,
     dtype: Annotated[str | None, typer.Option(help="f32 or f16, instead of the suite's.")] = None,
     layout: Annotated[str | None, typer.Option(help="nchw or nhwc.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many.")] = None,
     device: DeviceOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -37,7 +38,7 @@ def command(
 
     A software driver is only measured with --full.
     """
-    entries = [varied(e, batch=batch, dtype=dtype, layout=layout) for e in gather(problems)]
+    entries = [varied(e, batch=batch, dtype=dtype, layout=layout) for e in gather(problems)[:limit]]
     on = open_device(device, Tune.full if full else Tune.auto)
     found: list[dict[str, Any]] = []
     with Work(len(entries)) as work:
