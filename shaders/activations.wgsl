@@ -28,7 +28,8 @@ fn act_sigmoid(v: f32) -> f32 {
 
 fn act_tanh(v: f32) -> f32 {
   // The built-in tanh overflows to NaN on some drivers; past 10 the result is 1 in f32.
-  return select(tanh(clamp(v, -10.0, 10.0)), v, v != v);
+  // A NaN stays one: v == v, since naga makes of v != v a comparison that is false for NaN.
+  return select(v, tanh(clamp(v, -10.0, 10.0)), v == v);
 }
 
 fn act_silu(v: f32) -> f32 {

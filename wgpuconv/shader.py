@@ -10,8 +10,7 @@ only what the file itself declares for it:
   literal indices and live in registers. ``// @unroll FMA_ORDER=rows`` on a loop that holds
   just one other loop writes out both, in an order that can be chosen (see ORDERS): on some
   GPUs the order of multiply-adds decides about conflicts between register banks.
-  ``// @unroll if UNROLL_K`` leaves the loop as it is where that constant is false;
-- ``params.NAME`` becomes a literal where the caller bakes the parameters in.
+  ``// @unroll if UNROLL_K`` leaves the loop as it is where that constant is false.
 """
 
 from __future__ import annotations
@@ -105,14 +104,16 @@ ORDERS: dict[str, Callable[[int, int], Iterator[tuple[int, int]]]] = {
 # ---- specialising ----
 
 
-def specialise(shader: Shader, baked: Mapping[str, int | float] | None = None) -> str:
-    """The WGSL text of a shader; with ``baked``, its parameters are literals."""
+def specialise(shader: Shader) -> str:
+    """The WGSL text of a shader."""
     text = load(shader.file)
     orders: dict[str, str] = {}
     if shader.dtype == "f16":
         text = _replace_alias(text, "Scalar", "f16", shader.file)
     for name, value in shader.constants:
         if isinstance(value, str) and value in ORDERS:
+            if f"// @unroll {name}=" not in text:
+                raise KeyError(f"{shader.file}.wgsl has no loop marked '@unroll {name}=...'")
             orders[name] = value
         elif isinstance(value, str):
             text = _replace_alias(text, name, value, shader.file)
@@ -122,11 +123,6 @@ def specialise(shader: Shader, baked: Mapping[str, int | float] | None = None) -
         text = "enable f16;\n" + text
     if shader.activation != "identity":
         text = _replace_activation(text, shader.activation)
-    if baked is not None:
-        types = dict(_param_fields(text))
-        text = re.sub(
-            r"\bparams\.(\w+)", lambda m: _literal(baked[m[1]], types[m[1]], m[1]), text
-        )
     return _unroll(text, _constants(text), orders)
 
 
@@ -141,9 +137,7 @@ def _replace_constant(text: str, name: str, value: Value, file: str) -> str:
     def declaration(match: re.Match[str]) -> str:
         return f"const {name}: {match[1]} = {_literal(value, match[1], name)};"
 
-    text, count = re.subn(
-        rf"^const {name}: (u32|i32|f32|bool) = [^;]+;", declaration, text, flags=re.M
-    )
+    text, count = re.subn(rf"^const {name}: (u32|bool) = [^;]+;", declaration, text, flags=re.M)
     if count != 1:
         raise KeyError(f"{file}.wgsl declares no 'const {name}: type = ...;'")
     return text
@@ -152,14 +146,9 @@ def _replace_constant(text: str, name: str, value: Value, file: str) -> str:
 def _literal(value: Value, type_: str, name: str) -> str:
     if type_ == "bool":
         return "true" if value else "false"
-    if type_ == "f32":
-        return repr(float(value)) + "f"
-    number = int(value)
-    if type_ == "u32":
-        if number < 0:
-            raise ValueError(f"{name} is unsigned, got {value}")
-        return f"{number}u"
-    return f"({number}i)" if number < 0 else f"{number}i"
+    if int(value) < 0:
+        raise ValueError(f"{name} is unsigned, got {value}")
+    return f"{int(value)}u"
 
 
 def _replace_activation(text: str, name: str) -> str:
@@ -226,7 +215,7 @@ def _unroll(text: str, constants: Mapping[str, int], orders: Mapping[str, str]) 
             ]
         else:
             copies = [_put(body, match["var"], i) for i in range(count)]
-        scoped = re.search(r"\b(let|var)\b", body) is not None
+        scoped = re.search(r"^\s*(let|var) ", body, flags=re.M) is not None
         written = "".join(f"{{\n{copy}}}\n" if scoped else copy for copy in copies)
         text = text[: match.start()] + written.lstrip() + text[close + 1 :]
         at = match.start()
@@ -261,7 +250,7 @@ def _closing(text: str, start: int) -> int:
 
 # ---- reflection ----
 
-_TYPE_SIZES = {"f32": 4, "u32": 4, "i32": 4, "f16": 2, "vec2": 2, "vec4": 4}
+_TYPE_SIZES = {"f32": 4, "u32": 4, "i32": 4, "f16": 2}
 
 
 @dataclass(frozen=True)
@@ -309,10 +298,11 @@ def _workgroup_bytes(text: str, constants: Mapping[str, int]) -> int:
     for element, count in re.findall(r"var<workgroup> \w+: array<(.+), ([^>;]+)>;", text):
         match = re.fullmatch(r"(?:(vec[24])<)?(\w+)>?", element)
         assert match is not None, f"cannot size workgroup array of {element}"
-        scalar = _TYPE_SIZES[aliases.get(match[2], match[2])]
+        vector, scalar = match.groups()
         number = _evaluate(count, constants)
         assert number is not None, f"workgroup array length {count} must be constant"
-        total += scalar * (_TYPE_SIZES[match[1]] if match[1] else 1) * number
+        width = int(vector[3]) if vector else 1
+        total += _TYPE_SIZES[aliases.get(scalar, scalar)] * width * number
     return total
 
 
