@@ -84,7 +84,7 @@ def test_a_family_differs_in_batch_and_size_only(path: Path) -> None:
     store.put(entry(), entry(sized(8)), entry(taller), entry(other_channels))
     store.put(entry(scope="direct"), entry(driver="driver 2"))
     for reader in (store, Store(path)):  # from memory, and from the file
-        found = {e.key.problem for e in reader.family(KEY)}
+        found = {w.problem for w in reader.family(KEY)}
         assert found == {PROBLEM, sized(8), taller}
 
 
@@ -139,7 +139,7 @@ def works_in_memory(store: Store) -> None:
     store.put(entry())
     assert store.get(KEY) == entry()
     store.put(entry(sized(3)))
-    assert {PROBLEM, sized(3)} <= {e.key.problem for e in store.family(KEY)}
+    assert {PROBLEM, sized(3)} <= {w.problem for w in store.family(KEY)}
     assert {PROBLEM, sized(3)} <= {e.key.problem for e in store.entries()}
 
 

@@ -28,8 +28,9 @@ from .facts import Facts, Limits
 from .plan import Plan
 from .planner import Candidate, Survey, lower, only, survey
 from .problem import ConvProblem
+from .tuning.session import Progress
 from .tuning.store import Store, default_path
-from .tuning.tuner import Choice, Progress, Tuner
+from .tuning.tuner import Choice, Tuner
 
 ENV_DEVICE = "WGPUCONV_DEVICE"
 PLUGIN_GROUP = "wgpuconv.backends"

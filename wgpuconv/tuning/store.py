@@ -120,6 +120,15 @@ class Entry:
         }
 
 
+class Winner(NamedTuple):
+    """An entry without its trials, of which there may be hundreds."""
+
+    problem: str
+    algorithm: str
+    config: Config
+    sources: Mapping[str, str]
+
+
 def entry_of(data: Any) -> Entry:
     """The entry that such JSON holds. Raises ValueError with a reason where it holds none."""
     if not isinstance(data, dict):
@@ -139,15 +148,12 @@ def entry_of(data: Any) -> Entry:
                 _checked(trial, "failure", str) if "failure" in trial else None,
             )
         )
-    sources = _checked(data, "sources", dict)
-    if not all(isinstance(hashed, str) for hashed in sources.values()):
-        raise ValueError(f"'sources' must map names to hashes, got {sources!r}")
     return Entry(
         key,
         _checked(data, "algorithm", str),
         _config(data),
         tuple(trials),
-        sources,
+        _sources(data),
         _checked(data, "mode", str),
         _checked(data, "date", str),
     )
@@ -165,6 +171,13 @@ def _config(data: dict[str, Any]) -> Config:
     if not all(isinstance(value, (int, float, bool, str)) for value in config.values()):
         raise ValueError(f"'config' must hold numbers, booleans and names, got {config!r}")
     return config
+
+
+def _sources(data: dict[str, Any]) -> dict[str, str]:
+    sources = _checked(data, "sources", dict)
+    if not all(isinstance(hashed, str) for hashed in sources.values()):
+        raise ValueError(f"'sources' must map names to hashes, got {sources!r}")
+    return sources
 
 
 def _seconds(data: dict[str, Any], name: str) -> float | None:
@@ -199,7 +212,7 @@ _CREATE = (
 _INSERT = f"INSERT OR REPLACE INTO entries VALUES ({', '.join('?' * len(_COLUMNS))})"
 _SELECT = f"SELECT {', '.join(_COLUMNS)} FROM entries"
 _DELETE_ALL = "DELETE FROM entries"
-_DEVICE = Key._fields[:-1]
+_FAMILY = (*Key._fields[:-1], "family")
 
 
 class Store:
@@ -218,22 +231,26 @@ class Store:
         """What is known for exactly this key."""
         if key in self._memory:
             return self._memory[key]
-        found = self._query(f"WHERE {_all_of(Key._fields)}", key)
+        found = self._query(f"{_SELECT} WHERE {_all_of(Key._fields)}", key, _entry)
         return found[0] if found else None
 
-    def family(self, key: Key) -> list[Entry]:
-        """Entries that differ from the key at most in batch and image size."""
+    def family(self, key: Key) -> list[Winner]:
+        """Winners of problems that differ from the key's at most in batch and image size."""
         family = key.family
-        found = self._query(f"WHERE {_all_of((*_DEVICE, 'family'))}", (*key[:-1], family))
-        by_key = {entry.key: entry for entry in found}
+        query = f"SELECT {', '.join(Winner._fields)} FROM entries WHERE {_all_of(_FAMILY)}"
+        found = self._query(query, (*key[:-1], family), _winner)
+        by_problem = {winner.problem: winner for winner in found}
         for known, entry in list(self._memory.items()):
             if known[:-1] == key[:-1] and known.family == family:
-                by_key[known] = entry
-        return list(by_key.values())
+                winner = Winner(known.problem, entry.algorithm, entry.config, entry.sources)
+                by_problem[known.problem] = winner
+        return list(by_problem.values())
 
     def entries(self) -> list[Entry]:
         """All entries, of all devices."""
-        by_key = {entry.key: entry for entry in self._query("ORDER BY problem", ())}
+        by_key = {
+            entry.key: entry for entry in self._query(f"{_SELECT} ORDER BY problem", (), _entry)
+        }
         return list((by_key | self._memory).values())
 
     def put(self, *entries: Entry) -> None:
@@ -256,19 +273,21 @@ class Store:
 
     # ---- the file ----
 
-    def _query(self, where: str, values: tuple[str, ...]) -> list[Entry]:
+    def _query(
+        self, query: str, values: tuple[str, ...], parse: Callable[[tuple[str, ...]], T]
+    ) -> list[T]:
         if not self._readable:
             return []
-        rows = self._guarded(lambda: self._read(f"{_SELECT} {where}", values))
+        rows = self._guarded(lambda: self._read(query, values))
         if rows is None:
             self._readable = False
-        entries = []
+        parsed = []
         for row in rows or []:
             try:
-                entries.append(_entry(row))
+                parsed.append(parse(row))
             except ValueError as error:
                 self._warn("entry", f"has an entry that cannot be read ({error}); it is ignored")
-        return entries
+        return parsed
 
     def _read(self, query: str, values: tuple[str, ...]) -> list[tuple[str, ...]]:
         if not _exists(self.path):  # connecting would create it
@@ -357,12 +376,21 @@ def _row(entry: Entry) -> tuple[str, ...]:
 
 
 def _entry(row: tuple[str, ...]) -> Entry:
-    data: dict[str, Any] = dict(zip(_COLUMNS, row, strict=True))
+    return entry_of(_decoded(_COLUMNS, row))
+
+
+def _winner(row: tuple[str, ...]) -> Winner:
+    data = _decoded(Winner._fields, row)
+    ConvProblem.parse(_checked(data, "problem", str))
+    return Winner(data["problem"], _checked(data, "algorithm", str), _config(data), _sources(data))
+
+
+def _decoded(columns: tuple[str, ...], row: tuple[str, ...]) -> dict[str, Any]:
+    data: dict[str, Any] = dict(zip(columns, row, strict=True))
     try:
-        data |= {name: json.loads(data[name]) for name in _JSON_COLUMNS}
+        return data | {name: json.loads(data[name]) for name in _JSON_COLUMNS if name in data}
     except TypeError as error:  # not text
         raise ValueError(str(error)) from None
-    return entry_of(data)
 
 
 def _is_ours(connection: sqlite3.Connection) -> bool:

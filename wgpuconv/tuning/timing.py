@@ -49,10 +49,6 @@ class Timing:
     def median(self) -> float:
         return statistics.median(self.samples)
 
-    def ties(self, winner: Timing) -> bool:
-        """Whether it was at times as fast as the winner is usually: within the spread."""
-        return self.best <= winner.median
-
 
 def spin_up(sample: Sample, rules: Rules, estimate: float, clock: Callable[[], float]) -> None:
     """Keeps the device busy with the first candidate until its clock has risen."""

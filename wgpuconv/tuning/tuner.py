@@ -7,16 +7,14 @@ import math
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import Any
 
 from ..algorithms import Algorithm
 from ..errors import (
     AlgorithmRefusedError,
-    DeviceLostError,
-    ForkedProcessError,
     OutOfDeviceMemoryError,
     ShaderError,
     TuningError,
@@ -26,10 +24,10 @@ from ..plan import Config, Plan, candidate_label
 from ..planner import Candidate, Survey
 from ..problem import ConvProblem
 from ..shader import source_hash
+from .session import Lower, Progress, Ready, Session, make_ready
 from .store import Entry, Key, Store, Trial
-from .timing import HARDWARE, SOFTWARE, Rules, Timing, measure, spin_up
-from .verify import Check
-from .workbench import Machine, Workbench
+from .timing import HARDWARE, SOFTWARE
+from .workbench import Machine
 
 MODES = ("auto", "full", "stored", "off")
 ENV_MODE = "WGPUCONV_TUNE"
@@ -37,13 +35,6 @@ ENV_BUDGET = "WGPUCONV_TUNE_BUDGET"
 BUDGET = 1.0
 """Seconds a problem that mode 'auto' spends on compiling, verifying and timing."""
 
-MOST_CANDIDATES = 12
-MOST_CONFIGS = 3
-"""Of each algorithm, in mode 'auto'."""
-COST_RANGE = 4.0
-"""How many times the least guess a candidate's guess may be, to be worth measuring."""
-PREPARATION = 0.5
-"""Share of the budget after which no further candidate is compiled before the first timing."""
 TINY = 1 << 20
 """Multiply-adds below which a launch costs more than the work: nothing to choose."""
 FAMILY = 8
@@ -52,15 +43,6 @@ further ones are served by their neighbours."""
 FAR = math.log(4)
 """Distance between sizes, in natural logarithms, past which a neighbour says little. It takes
 few sizes to leave no other one that far away, so this cannot make a program wait for ever."""
-
-_FATAL = (DeviceLostError, ForkedProcessError)
-"""Failures of the device, not of a candidate."""
-
-
-class Progress(Protocol):
-    """Told how far tuning is; ``stage`` is 'verify' or 'time'."""
-
-    def __call__(self, stage: str, done: int, total: int) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -85,18 +67,6 @@ class Choice:
     def seconds(self) -> float | None:
         """The choice's own time, where it was measured."""
         return dict(self.timings).get(self.candidate.label)
-
-
-@dataclass(frozen=True)
-class _Ready:
-    """A candidate that lowers and compiles here."""
-
-    candidate: Candidate
-    plan: Plan
-    compiled: Any
-
-
-Lower = Callable[[Candidate], Plan]
 
 
 class Tuner:
@@ -176,7 +146,7 @@ class Tuner:
             if candidate.label in failed:
                 continue
             try:
-                ready = self._ready(candidate, lower)
+                ready = make_ready(candidate, lower, self.machine)
             except AlgorithmRefusedError as error:
                 failed[candidate.label] = str(error)
             except ShaderError as error:
@@ -192,10 +162,6 @@ class Tuner:
             raise broken
         raise _nothing_works(found, failed)
 
-    def _ready(self, candidate: Candidate, lower: Lower) -> _Ready:
-        plan = lower(candidate)
-        return _Ready(candidate, plan, self.machine.compile(plan))
-
     # ---- the store ----
 
     def _from_store(
@@ -203,7 +169,7 @@ class Tuner:
     ) -> tuple[Choice, Any] | None:
         """The stored winner, or the next best that still fits; None where nothing does."""
         entry = self.store.get(key)
-        if entry is None or not _fresh(entry, sources):
+        if entry is None or not _fresh(entry.sources, sources):
             return None
         if self.mode == "full" and entry.mode != "full":
             return None
@@ -226,24 +192,23 @@ class Tuner:
         self, found: Survey, lower: Lower, key: Key, sources: dict[str, str]
     ) -> tuple[Choice, Any] | None:
         """The winner of the nearest size, where enough sizes are known; None where not."""
-        known = [entry for entry in self.store.family(key) if _fresh(entry, sources)]
+        known = [winner for winner in self.store.family(key) if _fresh(winner.sources, sources)]
         if len(known) < FAMILY:
             return None
-        by_distance = sorted((_distance(found.problem, entry), i) for i, entry in enumerate(known))
-        nearest, number = by_distance[0]
-        if nearest > FAR:
+        distances = [_distance(found.problem, winner.problem) for winner in known]
+        if min(distances) > FAR:
             return None
-        entry = known[number]
-        ready = self._stored_ready(found, lower, entry.algorithm, entry.config)
-        note = f"{len(known)} sizes are known; the nearest is {entry.key.problem}"
+        nearest = known[distances.index(min(distances))]
+        ready = self._stored_ready(found, lower, nearest.algorithm, nearest.config)
+        note = f"{len(known)} sizes are known; the nearest is {nearest.problem}"
         if isinstance(ready, str):
-            failure = (candidate_label(entry.algorithm, entry.config), ready)
+            failure = (candidate_label(nearest.algorithm, nearest.config), ready)
             return self._by_model(found, lower, f"{note}, whose winner fails here", [failure])
         return Choice(ready.plan, ready.candidate, "similar", note=note), ready.compiled
 
     def _stored_ready(
         self, found: Survey, lower: Lower, algorithm: str, config: Config
-    ) -> _Ready | str:
+    ) -> Ready | str:
         """A candidate known by name, made ready; or why it cannot be used."""
         if algorithm in found.refusals:
             return found.refusals[algorithm]
@@ -254,7 +219,7 @@ class Tuner:
         if candidate is None:
             return "this configuration is no longer offered"
         try:
-            return self._ready(candidate, lower)
+            return make_ready(candidate, lower, self.machine)
         except (AlgorithmRefusedError, ShaderError) as error:
             return str(error)
 
@@ -263,169 +228,53 @@ class Tuner:
     def _by_measuring(
         self, found: Survey, lower: Lower, key: Key, sources: dict[str, str]
     ) -> tuple[Choice, Any]:
-        begin = self._clock()
+        full = self.mode == "full"
         try:
-            session = _Session(self, found, lower, begin)
-            with session.bench:
-                session.run()
+            session = Session(
+                self.machine,
+                found,
+                lower,
+                rules=SOFTWARE if self.machine.facts.software else HARDWARE,
+                budget=None if full else self.budget,
+                clock=self._clock,
+                progress=self.progress,
+            )
+            session.run()
         except (OutOfDeviceMemoryError, MemoryError) as error:
             return self._by_model(found, lower, f"too large to measure here ({error})")
-        if not session.ready:
+        if not session.ranked:
             if session.only_refusals:
                 raise _nothing_works(found, session.failures)
             failures = "; ".join(f"{label}: {why}" for label, why in session.failures.items())
             raise ShaderError(f"no candidate computes {found.problem} right here: {failures}")
-        entry = session.entry(key, sources)
-        self.store.put(entry)
-        return _choice(session.winner, "tuned", entry), session.winner.compiled
-
-    def report(self, stage: str, done: int, total: int) -> None:
-        if self.progress is not None:
-            self.progress(stage, done, total)
-
-
-class _Session:
-    """One problem being measured."""
-
-    def __init__(self, tuner: Tuner, found: Survey, lower: Lower, begin: float) -> None:
-        self._tuner = tuner
-        self._found = found
-        self._lower = lower
-        self._full = tuner.mode == "full"
-        self._deadline = math.inf if self._full else begin + tuner.budget
-        self._first_deadline = math.inf if self._full else begin + PREPARATION * tuner.budget
-        self._rules: Rules = SOFTWARE if tuner.machine.facts.software else HARDWARE
-        self.bench = Workbench(tuner.machine, Check(found.problem))
-        self.ready: list[_Ready] = []
-        self.failures: dict[str, str] = {}
-        self.only_refusals = True
-        self._estimates: dict[str, float] = {}
-        self._timings: dict[str, Timing] = {}
-
-    def run(self) -> None:
-        candidates = self._found.candidates
-        first = list(candidates) if self._full else shortlist(candidates)
-        self._admit(first, self._first_deadline)
-        if not self.ready:  # the promising ones all failed: any that is right will do
-            rest = [c for c in candidates if c not in first]
-            self._admit(rest, -math.inf)
-        if not self.ready:
-            return
-        estimate = self._estimates[self.ready[0].candidate.label]
-        spin_up(self._sampler(self.ready), self._rules, estimate, self._tuner._clock)
-        self._time(self.ready)
-        if not self._full:
-            self._try_siblings()
-
-    def _admit(self, candidates: Sequence[Candidate], deadline: float) -> list[_Ready]:
-        """Compiles and verifies candidates, at least one that works, until the deadline."""
-        admitted: list[_Ready] = []
-        for number, candidate in enumerate(candidates):
-            if admitted and self._tuner._clock() > deadline:
-                break
-            self._tuner.report("verify", number, len(candidates))
-            try:
-                ready = self._tuner._ready(candidate, self._lower)
-                self.bench.verify(ready.compiled)
-                (estimate,) = self.bench.time([ready.compiled], [1])
-            except _FATAL:
-                raise
-            except Exception as error:  # whatever it is, it is this candidate's, and is listed
-                self.failures[candidate.label] = str(error) or type(error).__name__
-                self.only_refusals &= isinstance(error, AlgorithmRefusedError)
-                continue
-            admitted.append(ready)
-            self._estimates[candidate.label] = estimate
-        self._tuner.report("verify", len(candidates), len(candidates))
-        self.ready += admitted
-        return admitted
-
-    def _sampler(
-        self, ready: Sequence[_Ready]
-    ) -> Callable[[Sequence[int], Sequence[int]], list[float]]:
-        def sample(numbers: Sequence[int], repeats: Sequence[int]) -> list[float]:
-            return self.bench.time([ready[i].compiled for i in numbers], repeats)
-
-        return sample
-
-    def _time(self, ready: Sequence[_Ready]) -> None:
-        labels = [r.candidate.label for r in ready]
-        timings = measure(
-            self._sampler(ready),
-            [self._estimates[label] for label in labels],
-            self._rules,
-            deadline=self._deadline + self._rules.spin_up,
-            clock=self._tuner._clock,
-            progress=lambda done, total: self._tuner.report("time", done, total),
+        winner, _ = session.ranked[0]
+        entry = Entry(
+            key,
+            winner.candidate.algorithm,
+            winner.candidate.config,
+            tuple(_trials(session, found)),
+            sources,
+            "full" if full else "auto",
+            _now(),
         )
-        self._timings.update(zip(labels, timings, strict=True))
-
-    def _try_siblings(self) -> None:
-        """Measures what the cost model cannot tell from the winner, as far as time allows."""
-        leader = self.winner
-        met = {*self._timings, *self.failures}
-        siblings = [
-            c
-            for c in self._found.candidates
-            if c.algorithm == leader.candidate.algorithm
-            and math.isclose(c.cost, leader.candidate.cost)
-            and c.label not in met
-        ]
-        deadline = self._deadline + self._rules.spin_up
-        if siblings and self._tuner._clock() < deadline:
-            admitted = self._admit(siblings, deadline)
-            self._time([leader, *admitted])
-
-    @property
-    def winner(self) -> _Ready:
-        return min(self.ready, key=lambda r: self._timings[r.candidate.label].median)
-
-    def entry(self, key: Key, sources: dict[str, str]) -> Entry:
-        winner = self.winner.candidate
-        timed = sorted(self.ready, key=lambda r: self._timings[r.candidate.label].median)
-        trials = [
-            Trial(
-                r.candidate.algorithm,
-                r.candidate.config,
-                self._timings[r.candidate.label].median,
-                self._timings[r.candidate.label].best,
-            )
-            for r in timed
-        ]
-        trials += [
-            Trial(c.algorithm, c.config, failure=self.failures[c.label])
-            for c in self._found.candidates
-            if c.label in self.failures
-        ]
-        mode = "full" if self._full else "auto"
-        return Entry(key, winner.algorithm, winner.config, tuple(trials), sources, mode, _now())
+        self.store.put(entry)
+        return _choice(winner, "tuned", entry), winner.compiled
 
 
-def shortlist(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """The few most promising of candidates sorted by cost, the best of each algorithm first.
-
-    Of configurations that the model gives the same cost, one stands for all.
-    """
-    if not candidates:
-        return []
-    limit = COST_RANGE * candidates[0].cost
-    by_algorithm: dict[str, list[Candidate]] = {}
-    for candidate in candidates:
-        chosen = by_algorithm.setdefault(candidate.algorithm, [])
-        distinct = all(not math.isclose(candidate.cost, other.cost) for other in chosen)
-        if candidate.cost <= limit and distinct and len(chosen) < MOST_CONFIGS:
-            chosen.append(candidate)
-    ranked = sorted(
-        (rank, candidate.cost, number, candidate)
-        for number, chosen in enumerate(by_algorithm.values())
-        for rank, candidate in enumerate(chosen)
-    )
-    return [candidate for *_, candidate in ranked][:MOST_CANDIDATES]
+def _trials(session: Session, found: Survey) -> Iterator[Trial]:
+    """Those that were timed, fastest first, then those that failed."""
+    for ready, timing in session.ranked:
+        candidate = ready.candidate
+        yield Trial(candidate.algorithm, candidate.config, timing.median, timing.best)
+    for candidate in found.candidates:
+        if candidate.label in session.failures:
+            failure = session.failures[candidate.label]
+            yield Trial(candidate.algorithm, candidate.config, failure=failure)
 
 
-def _fresh(entry: Entry, sources: dict[str, str]) -> bool:
-    """Whether it was measured with today's kernels, every algorithm of today in the running."""
-    return all(entry.sources.get(name) == hashed for name, hashed in sources.items())
+def _fresh(stored: Mapping[str, str], today: Mapping[str, str]) -> bool:
+    """Whether today's kernels were measured, every algorithm of today in the running."""
+    return all(stored.get(name) == hashed for name, hashed in today.items())
 
 
 def _without(entry: Entry, failed: dict[str, str], winner: Candidate) -> Entry:
@@ -439,7 +288,7 @@ def _without(entry: Entry, failed: dict[str, str], winner: Candidate) -> Entry:
     )
 
 
-def _choice(ready: _Ready, source: str, entry: Entry) -> Choice:
+def _choice(ready: Ready, source: str, entry: Entry) -> Choice:
     ranked = entry.ranked
     usual = ranked[0].seconds or 0.0
     tied = [t.label for t in ranked[1:] if t.best is not None and t.best <= usual]
@@ -454,8 +303,8 @@ def _choice(ready: _Ready, source: str, entry: Entry) -> Choice:
     )
 
 
-def _distance(problem: ConvProblem, entry: Entry) -> float:
-    other = ConvProblem.parse(entry.key.problem)
+def _distance(problem: ConvProblem, text: str) -> float:
+    other = ConvProblem.parse(text)
     sizes = ((problem.n, other.n), (problem.h, other.h), (problem.w, other.w))
     return math.hypot(*(math.log(a / b) for a, b in sizes))
 

@@ -1,0 +1,196 @@
+"""One problem being measured: candidates compiled, verified, and timed against each other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from ..errors import AlgorithmRefusedError, DeviceLostError, ForkedProcessError
+from ..plan import Plan
+from ..planner import Candidate, Survey
+from .timing import Rules, Timing, measure, spin_up
+from .verify import Check
+from .workbench import Machine, Workbench
+
+MOST_CANDIDATES = 12
+MOST_CONFIGS = 3
+"""Of each algorithm, in mode 'auto'."""
+COST_RANGE = 4.0
+"""How many times the least guess a candidate's guess may be, to be worth measuring."""
+PREPARATION, SIBLINGS = 0.5, 0.8
+"""Shares of the budget after which no further candidate of the shortlist, and no further sibling
+of its best, is compiled; the rest is for timing. (The spin-up comes on top.)"""
+
+_FATAL = (DeviceLostError, ForkedProcessError)
+"""Failures of the device, not of a candidate."""
+
+Lower = Callable[[Candidate], Plan]
+
+
+class Progress(Protocol):
+    """Told how far tuning is; ``stage`` is 'verify' or 'time'."""
+
+    def __call__(self, stage: str, done: int, total: int) -> None: ...
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A candidate that lowers and compiles here."""
+
+    candidate: Candidate
+    plan: Plan
+    compiled: Any
+
+
+def make_ready(candidate: Candidate, lower: Lower, machine: Machine) -> Ready:
+    """Raises AlgorithmRefusedError or ShaderError where there is no plan or no kernel."""
+    plan = lower(candidate)
+    return Ready(candidate, plan, machine.compile(plan))
+
+
+class Session:
+    """Measures the candidates of a survey: all of them, or what a budget of seconds allows.
+
+    With a budget, a shortlist comes first, until half of it is spent. Then come the siblings of
+    its best: the cost model cannot tell them apart, so that one stood for all. Then all that are
+    right are timed together.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        found: Survey,
+        lower: Lower,
+        *,
+        rules: Rules,
+        budget: float | None,
+        clock: Callable[[], float],
+        progress: Progress | None = None,
+    ) -> None:
+        self._machine = machine
+        self._found = found
+        self._lower = lower
+        self._rules = rules
+        self._budget = math.inf if budget is None else budget
+        self._clock = clock
+        self._progress = progress
+        self._begin = clock()
+        self._ready: list[Ready] = []
+        self._estimates: list[float] = []
+        self._bench = Workbench(machine, Check(found.problem))
+        self.ranked: list[tuple[Ready, Timing]] = []
+        """Those that compile and are right, fastest first; empty where there is none."""
+        self.failures: dict[str, str] = {}
+        """Why each other candidate that was tried cannot be used, by its label."""
+        self.only_refusals = True
+        """Whether all of these are refusals for want of memory, and none a fault."""
+
+    def run(self) -> None:
+        """Raises OutOfDeviceMemoryError where the problem's own arguments do not fit."""
+        with self._bench:
+            self._gather()
+            if self._ready:
+                self._time()
+
+    def _gather(self) -> None:
+        candidates, full = self._found.candidates, self._budget == math.inf
+        first = list(candidates) if full else shortlist(candidates)
+        self._admit(first, self._after(PREPARATION))
+        if not self._ready:  # the promising ones all failed: any that is right will do
+            self._admit([c for c in candidates if c not in first], -math.inf)
+        if any(self._siblings(r) for r in self._ready):
+            self._admit(self._siblings(self._leader()), self._after(SIBLINGS), least=0)
+
+    def _after(self, share: float) -> float:
+        """The time when that share of the budget is spent."""
+        return self._begin + share * self._budget
+
+    def _leader(self) -> Ready:
+        """The fastest in two quick rounds, before the clock has risen."""
+        timings = self._measure(replace(self._rules, rounds=2), self._after(SIBLINGS))
+        fastest = min(range(len(timings)), key=lambda i: timings[i].best)
+        return self._ready[fastest]
+
+    def _siblings(self, of: Ready) -> list[Candidate]:
+        """Those not met yet that the cost model cannot tell from it: only time can."""
+        met = {*(r.candidate.label for r in self._ready), *self.failures}
+        algorithm, cost = of.candidate.algorithm, of.candidate.cost
+        return [
+            c
+            for c in self._found.candidates
+            if c.algorithm == algorithm and math.isclose(c.cost, cost) and c.label not in met
+        ]
+
+    def _admit(self, candidates: Sequence[Candidate], deadline: float, *, least: int = 1) -> None:
+        """Compiles and verifies candidates until the deadline, and so many in any case."""
+        admitted = 0
+        for number, candidate in enumerate(candidates):
+            if admitted >= least and self._clock() > deadline:
+                break
+            self._tell("verify", number, len(candidates))
+            try:
+                ready = make_ready(candidate, self._lower, self._machine)
+                self._bench.verify(ready.compiled)
+                (estimate,) = self._bench.time([ready.compiled], [1])
+            except _FATAL:
+                raise
+            except Exception as error:  # whatever it is, it is this candidate's, and is listed
+                self.failures[candidate.label] = str(error) or type(error).__name__
+                self.only_refusals &= isinstance(error, AlgorithmRefusedError)
+                continue
+            admitted += 1
+            self._ready.append(ready)
+            self._estimates.append(estimate)
+        self._tell("verify", len(candidates), len(candidates))
+
+    def _time(self) -> None:
+        begin = self._clock()
+        spin_up(self._sample, self._rules, self._estimates[0], self._clock)
+        spent = self._clock() - begin
+        timings = self._measure(self._rules, self._after(1.0) + spent)
+        # Who was dropped early has fewer samples, and no claim to win by them.
+        self.ranked = sorted(
+            zip(self._ready, timings, strict=True),
+            key=lambda pair: (-len(pair[1].samples), pair[1].median),
+        )
+
+    def _measure(self, rules: Rules, deadline: float) -> list[Timing]:
+        return measure(
+            self._sample,
+            self._estimates,
+            rules,
+            deadline=deadline,
+            clock=self._clock,
+            progress=lambda done, total: self._tell("time", done, total),
+        )
+
+    def _sample(self, numbers: Sequence[int], repeats: Sequence[int]) -> list[float]:
+        return self._bench.time([self._ready[i].compiled for i in numbers], repeats)
+
+    def _tell(self, stage: str, done: int, total: int) -> None:
+        if self._progress is not None:
+            self._progress(stage, done, total)
+
+
+def shortlist(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """The few most promising of candidates sorted by cost, the best of each algorithm first.
+
+    Of configurations that the model gives the same cost, one stands for all.
+    """
+    if not candidates:
+        return []
+    limit = COST_RANGE * candidates[0].cost
+    by_algorithm: dict[str, list[Candidate]] = {}
+    for candidate in candidates:
+        chosen = by_algorithm.setdefault(candidate.algorithm, [])
+        distinct = all(not math.isclose(candidate.cost, other.cost) for other in chosen)
+        if candidate.cost <= limit and distinct and len(chosen) < MOST_CONFIGS:
+            chosen.append(candidate)
+    ranked = sorted(
+        (rank, candidate.cost, number, candidate)
+        for number, chosen in enumerate(by_algorithm.values())
+        for rank, candidate in enumerate(chosen)
+    )
+    return [candidate for *_, candidate in ranked][:MOST_CANDIDATES]
