@@ -97,32 +97,34 @@ fn main(
     acc[i] = 0.0;
   }
 
-  // Each step's tiles are loaded to registers while the step before is computed.
-  var next_a: array<vec4<f32>, A_LOADS>;
-  var next_b: array<vec4<f32>, B_LOADS>;
+  // Each step's tiles are loaded to registers while the step before is computed. The registers
+  // hold what was loaded, untouched until it is staged: converting or masking it any earlier
+  // would make the arithmetic in between wait for the load.
+  var next_a: array<vec4<Scalar>, A_LOADS>;
+  var next_b: array<vec4<In>, B_LOADS>;
   var a_at = (group * params.m_tiles + m_tile) * params.k_steps * TILE_K * FILTER_QUADS + lane;
   var k_at = row;
   for (var step = 0u; step <= params.k_steps; step++) {
     if (step > 0u) {
       for (var i = 0u; i < A_LOADS; i++) { // @unroll
-        tile_a[i * WORKGROUP + lane] = next_a[i];
+        tile_a[i * WORKGROUP + lane] = vec4<f32>(next_a[i]);
       }
       for (var i = 0u; i < B_LOADS; i++) { // @unroll
-        tile_b[i * WORKGROUP + lane] = next_b[i];
+        // Rows past the end must be zeros: A is zero there, but zero times infinity is NaN.
+        let counts = k_at - TILE_K + i * B_ROWS < params.reduction;
+        tile_b[i * WORKGROUP + lane] = select(vec4<f32>(0.0), vec4<f32>(next_b[i]), counts);
       }
       workgroupBarrier();  // the tiles are complete before any invocation reads them
     }
     if (step < params.k_steps) {
       for (var i = 0u; i < A_LOADS; i++) { // @unroll
-        next_a[i] = vec4<f32>(packed[a_at + i * WORKGROUP]);
+        next_a[i] = packed[a_at + i * WORKGROUP];
       }
       for (var i = 0u; i < B_LOADS; i++) { // @unroll
-        // Rows past the end must be zeros: A is zero there, but zero times infinity is NaN.
-        let k = k_at + i * B_ROWS;
-        let inside = k < params.reduction;
-        let b_row = select(0u, k, inside) * params.b_k;
+        // Past the end this may read anything, which staging drops.
+        let b_row = (k_at + i * B_ROWS) * params.b_k;
         for (var j = 0u; j < 4u; j++) { // @unroll
-          next_b[i][j] = select(0.0, f32(b[origin[j] + b_row]), inside);
+          next_b[i][j] = b[origin[j] + b_row];
         }
       }
       a_at += TILE_K * FILTER_QUADS;

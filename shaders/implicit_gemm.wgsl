@@ -108,7 +108,7 @@ fn main(
   let quad = lane % PIXEL_QUADS;
   let row = lane / PIXEL_QUADS;
   var origin: array<i32, 4>;
-  var inside: array<i32, 4>;  // bit r: row r of the taps, bit 16 + s: column s
+  var inside: vec4<i32>;  // bit r: row r of the taps, bit 16 + s: column s
   for (var i = 0u; i < 4u; i++) { // @unroll
     let p = min(p_tile * TILE_P + i * PIXEL_QUADS + quad, params.pixels - 1u);
     let q = p % params.q_hw;
@@ -138,9 +138,12 @@ fn main(
   }
 
   // Each step's tiles are loaded to registers while the step before is computed, and its taps
-  // one step before that, since the addresses of B wait for them.
-  var next_a: array<vec4<f32>, A_LOADS>;
-  var next_b: array<vec4<f32>, B_LOADS>;
+  // one step before that, since the addresses of B wait for them. The registers hold what was
+  // loaded, untouched until it is staged: converting or masking it any earlier would make the
+  // arithmetic in between wait for the load.
+  var next_a: array<vec4<Scalar>, A_LOADS>;
+  var next_b: array<vec4<Scalar>, B_LOADS>;
+  var next_mask: array<i32, B_LOADS>;
   var next_tap: array<vec4<i32>, B_LOADS>;
   var a_at = (group * params.m_tiles + m_tile) * params.k_steps * TILE_K * FILTER_QUADS
     + first_step * TILE_K * FILTER_QUADS + lane;
@@ -151,27 +154,29 @@ fn main(
   for (var step = first_step; step <= end_step; step++) {
     if (step > first_step) {
       for (var i = 0u; i < A_LOADS; i++) { // @unroll
-        tile_a[i * WORKGROUP + lane] = next_a[i];
+        tile_a[i * WORKGROUP + lane] = vec4<f32>(next_a[i]);
       }
       for (var i = 0u; i < B_LOADS; i++) { // @unroll
-        tile_b[i * WORKGROUP + lane] = next_b[i];
+        let v = vec4<f32>(next_b[i]);
+        if (BORDER) {
+          let mask = vec4<i32>(next_mask[i]);
+          tile_b[i * WORKGROUP + lane] = select(vec4<f32>(0.0), v, (inside & mask) == mask);
+        } else {
+          tile_b[i * WORKGROUP + lane] = v;
+        }
       }
       workgroupBarrier();  // the tiles are complete before any invocation reads them
     }
     if (step < end_step) {
       for (var i = 0u; i < A_LOADS; i++) { // @unroll
-        next_a[i] = vec4<f32>(packed[a_at + i * WORKGROUP]);
+        next_a[i] = packed[a_at + i * WORKGROUP];
       }
       for (var i = 0u; i < B_LOADS; i++) { // @unroll
         let tap = next_tap[i];
+        next_mask[i] = tap.y;
         for (var j = 0u; j < 4u; j++) { // @unroll
-          if (BORDER) {
-            let counts = (inside[j] & tap.y) == tap.y;
-            let v = f32(x[select(0, origin[j] + tap.x, counts)]);
-            next_b[i][j] = select(0.0, v, counts);
-          } else {
-            next_b[i][j] = f32(x[origin[j] + tap.x]);
-          }
+          // Outside of the input this may read anything, which the mask drops.
+          next_b[i][j] = x[origin[j] + tap.x];
         }
       }
       a_at += TILE_K * FILTER_QUADS;
