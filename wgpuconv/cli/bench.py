@@ -13,7 +13,18 @@ from rich.text import Text
 from .. import bench
 from ..suites import gather, suite_names, varied
 from .options import DeviceOption, JsonOption, TuneOption, open_device
-from .output import Work, complain, emit_json, micro, note, out, significant, size, table
+from .output import (
+    Work,
+    check_folder,
+    complain,
+    emit_json,
+    micro,
+    note,
+    out,
+    significant,
+    size,
+    table,
+)
 
 EXAMPLES = (
     "wgpuconv bench mobilenet_v2 --limit 2 --out mobilenet.json",
@@ -53,15 +64,18 @@ def command(
     entries = [varied(entry, batch=batch, dtype=dtype, layout=layout) for entry in entries]
     on = open_device(device, tune)
     names = tuple(name.strip() for name in algorithms.split(",")) if algorithms else ()
+    check_folder(out_file)
     results: list[bench.Result] = []
-    with Work(len(entries)) as work:
-        on.tuner.progress = work.stage
-        for result in bench.run(entries, on, algorithms=names, tell=work.tell):
-            results.append(result)
-            work.advance()
-    found = bench.report(results, on)
-    if out_file is not None:
-        out_file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    try:
+        with Work(len(entries)) as work:
+            on.tuner.progress = work.stage
+            for result in bench.run(entries, on, algorithms=names, tell=work.tell):
+                results.append(result)
+                work.advance()
+    finally:  # what was measured is kept, however it ends
+        found = bench.report(results, on)
+        if out_file is not None:
+            out_file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     if as_json:
         emit_json(found)
     else:

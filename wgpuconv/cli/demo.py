@@ -9,10 +9,11 @@ from typing import Annotated
 import typer
 
 from .. import bench, demo
-from ..images import pillow
+from ..errors import ProblemError
+from ..images import is_image, pillow
 from .bench import heading, refusals_table, results_table
 from .options import DeviceOption, JsonOption, TuneOption, open_device
-from .output import Work, emit_json, note, out
+from .output import Work, check_folder, emit_json, note, out
 
 EXAMPLES = ("wgpuconv demo",)
 
@@ -27,7 +28,11 @@ def command(
 ) -> None:
     """Filter a photograph, compare the algorithms, and explain the tuner's choice."""
     begin = time.perf_counter()
-    pillow()  # before any work, since it may be missing
+    # Before any work: pillow may be missing, and the picture may have nowhere to go.
+    pillow()
+    check_folder(output)
+    if not is_image(output):
+        raise ProblemError(f"the picture must be an image file, got {str(output)!r}")
     results: list[bench.Result] = []
     on = open_device(device, tune)
     entries = demo.problems(software=on.facts.software)

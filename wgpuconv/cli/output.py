@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -60,6 +63,12 @@ def table(*columns: str, title: str | None = None, right: tuple[str, ...] = ()) 
         else:
             made.add_column(column, overflow="fold")
     return made
+
+
+def check_folder(path: Path | None) -> None:
+    """Refuses a file in a folder that is not there, before any work is done for it."""
+    if path is not None and not path.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
 
 
 class Work:

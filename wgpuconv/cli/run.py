@@ -20,7 +20,7 @@ from .options import (
     TuneOption,
     open_device,
 )
-from .output import emit_json, out
+from .output import check_folder, emit_json, out
 
 EXAMPLES = (
     "wgpuconv run photo.jpg sharpen sharp.png",
@@ -87,6 +87,7 @@ def command(
 
     An image has values from 0 to 1; what a written image cannot show is clipped.
     """
+    check_folder(output)
     on = open_device(device, tune)
     layout = layout.upper()
     x = _read_input(input, layout)

@@ -1,0 +1,372 @@
+"""The command line: every example runs, --json is clean, errors are one sentence with status 1."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import wgpuconv
+from wgpuconv import demo
+from wgpuconv.cli import app
+from wgpuconv.errors import DeviceLostError
+from wgpuconv.images import read_image
+from wgpuconv.suites import parse_entry
+
+pytest.importorskip("PIL")
+
+TINY = "conv2d f32 n1 c4 h8 w8 k8 r3 s3 stride1 pad1"
+COMMANDS = (
+    "devices",
+    "algorithms",
+    "demo",
+    "run",
+    "explain",
+    "tune",
+    "bench",
+    "cache info",
+    "cache path",
+    "cache export",
+    "cache import",
+    "cache clear",
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with what the examples read, and a store of its own."""
+    rng = np.random.default_rng(0)
+    shutil.copy(demo.PHOTOGRAPH, tmp_path / "photo.jpg")
+    np.save(tmp_path / "x.npy", rng.uniform(-1, 1, (1, 4, 8, 9)).astype(np.float32))
+    np.save(tmp_path / "w.npy", rng.uniform(-1, 1, (5, 4, 3, 3)).astype(np.float32))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WGPUCONV_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("COLUMNS", "100")
+    return tmp_path
+
+
+def invoke(*arguments: str, status: int = 0) -> Any:
+    done = CliRunner().invoke(app, [str(a) for a in arguments])
+    assert done.exit_code == status, done.output
+    return done
+
+
+def sentence(*arguments: str) -> str:
+    """The one line on stderr with which a command fails."""
+    done = invoke(*arguments, status=1)
+    assert done.stdout == ""
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("error: ")
+    return str(lines[0])
+
+
+def examples(command: str) -> list[list[str]]:
+    """The commands that a command's help shows, as words without the program's name."""
+    text = invoke(*command.split(), "--help").stdout
+    lines = [line.strip() for line in text.splitlines()]
+    return [shlex.split(line)[1:] for line in lines if re.match(r"wgpuconv (?!\[|.*OPTIONS)", line)]
+
+
+# ---- help and examples ----
+
+
+def test_the_help_lists_every_command() -> None:
+    text = invoke("--help").stdout
+    for command in {name.split()[0] for name in COMMANDS}:
+        assert f" {command} " in text
+    assert invoke("--version").stdout == f"wgpuconv {wgpuconv.__version__}\n"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_an_example_of_itself(command: str) -> None:
+    found = examples(command)
+    assert found
+    assert all(words[: len(command.split())] == command.split() for words in found)
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c not in ("demo", "tune", "bench")])
+def test_the_examples_run(command: str, folder: Path) -> None:
+    if command == "cache import":
+        invoke("cache", "export", "tuning.json")
+    for words in examples(command):
+        done = invoke(*words)
+        assert done.stdout
+        assert done.stderr == ""
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("cli")
+@pytest.mark.parametrize("command", ["demo", "tune", "bench"])
+def test_the_longer_examples_run(command: str, folder: Path) -> None:
+    for words in examples(command):
+        assert invoke(*words).stdout
+
+
+@pytest.mark.parametrize("command", ["demo", "run", "explain", "tune", "bench"])
+def test_a_table_fits_eighty_columns(
+    command: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(demo, "problems", lambda *, software: [parse_entry(f"tiny: {TINY}")])
+    arguments = {"demo": [], "run": ["photo.jpg", "blur", "y.png"]}.get(command, [TINY])
+    for line in invoke(command, *arguments).stdout.splitlines():
+        # A path and the name of a device are never broken, so that they can be copied.
+        assert len(line) <= 80 or str(folder) in line or "computed on" in line, line
+
+
+# ---- what the commands do ----
+
+
+def test_devices_marks_one_default() -> None:
+    rows = json.loads(invoke("devices", "--json").stdout)
+    assert [row["default"] for row in rows].count(True) == 1
+    assert {"spec", "name", "driver", "kind", "problem", "warning"} <= set(rows[0])
+    usable = [row for row in rows if row["problem"] is None]
+    assert usable
+    assert invoke("devices").stdout.count("*") >= 1
+
+
+def test_algorithms_are_those_of_the_registry(device: wgpuconv.Device) -> None:
+    rows = json.loads(invoke("algorithms", "--json").stdout)
+    assert [row["name"] for row in rows] == [a.name for a in device.algorithms]
+    assert all(row["summary"] and row["operations"] for row in rows)
+    assert all(row["name"] in invoke("algorithms").stdout for row in rows)
+
+
+def test_run_convolves_arrays(folder: Path) -> None:
+    np.save("b.npy", np.arange(5, dtype=np.float32))
+    done = invoke(
+        *shlex.split("run x.npy w.npy y.npy --bias b.npy --stride 2,1 --padding 1,1,0,2 --json")
+    )
+    x, w = np.load("x.npy"), np.load("w.npy")
+    expected = wgpuconv.conv2d(x, w, np.load("b.npy"), stride=(2, 1), padding=((1, 1), (0, 2)))
+    np.testing.assert_array_equal(np.load("y.npy"), expected)
+    assert json.loads(done.stdout)["shape"] == list(expected.shape)
+
+
+def test_run_transposes(folder: Path) -> None:
+    np.save("w.npy", np.ones((4, 2, 2, 2), np.float32))
+    invoke(
+        *shlex.split("run x.npy w.npy y.npy --transpose --stride 2 --output-padding 1 --bias 0.5"),
+        *shlex.split("--activation leaky_relu,0.2 --algorithm direct"),
+    )
+    expected = wgpuconv.conv_transpose2d(
+        np.load("x.npy"),
+        np.load("w.npy"),
+        np.full(2, 0.5, np.float32),
+        stride=2,
+        output_padding=1,
+        activation=("leaky_relu", 0.2),
+        algorithm="direct",
+    )
+    np.testing.assert_array_equal(np.load("y.npy"), expected)
+
+
+def test_run_filters_an_image_and_keeps_its_size(folder: Path) -> None:
+    invoke("run", "photo.jpg", "blur", "small.png", "--stride", "2")
+    assert read_image(folder / "small.png").shape == (3, 148, 224)
+    invoke("run", "photo.jpg", "laplacian", "y.png", "--dilation", "3,1", "--stretch")
+    y = read_image(folder / "y.png")
+    assert y.shape == (3, 296, 448)
+    assert (y.min(), y.max()) == (0, 1)
+
+
+def test_explain_shows_the_choice_and_the_refusals(folder: Path) -> None:
+    found = json.loads(invoke("explain", TINY, "--json").stdout)
+    assert found["problem"] == TINY
+    assert found["choice"]["label"] in {row["label"] for row in found["rows"]}
+    text = invoke("explain", TINY).stdout
+    assert f"chosen {found['choice']['algorithm']}" in text
+    assert all(name in text for name in found["refusals"])
+    forced = json.loads(invoke("explain", TINY, "--json", "-a", "im2col_gemm").stdout)
+    assert {row["algorithm"] for row in forced["rows"]} == {"im2col_gemm"}
+
+
+def test_tune_stores_what_cache_shows_and_carries(folder: Path) -> None:
+    depthwise = "conv2d f32 n1 c8 h8 w8 k8 r3 s3 stride1 pad1 groups8"
+    (found,) = json.loads(invoke("tune", "--full", f"mine: {depthwise}", "--json").stdout)
+    assert (found["name"], found["problem"]) == ("mine", depthwise)
+    assert found["source"] == "tuned"
+    assert found["seconds"] > 0
+    assert found["measured"] >= 2
+    (again,) = json.loads(invoke("tune", "--full", depthwise, "--json").stdout)
+    assert (again["source"], again["config"]) == ("stored", found["config"])
+
+    info = json.loads(invoke("cache", "info", "--json").stdout)
+    assert [row["problems"] for row in info["devices"]] == [1]
+    assert info["path"] == invoke("cache", "path").stdout.strip()
+    assert info["bytes"] > 0
+    invoke("cache", "export", "tuning.json")
+    assert "forgot 1 problem" in invoke("cache", "clear", "--yes").stdout
+    assert json.loads(invoke("cache", "info", "--json").stdout)["devices"] == []
+    assert "1 of 1" in invoke("cache", "import", "tuning.json").stdout
+    assert json.loads(invoke("cache", "info", "--json").stdout)["devices"] == info["devices"]
+
+
+def test_cache_clear_asks(folder: Path) -> None:
+    done = CliRunner().invoke(app, ["cache", "clear"], input="n\n")
+    assert done.exit_code == 1
+    assert "Forget 0 problem(s)" in done.output
+
+
+def test_bench_writes_all_it_measured(folder: Path) -> None:
+    done = invoke(
+        "bench", f"a: {TINY}", "--algorithms", "direct", "--batch", "2", "--out", "b.json", "--json"
+    )
+    found = json.loads(done.stdout)
+    assert found == json.loads(Path("b.json").read_text(encoding="utf-8"))
+    (only,) = found["results"]
+    assert only["problem"] == TINY.replace("n1", "n2")
+    assert [m["algorithm"] for m in only["measurements"]] == ["direct"]
+    text = invoke("bench", TINY, "--algorithms", "direct").stdout
+    assert "GFLOP/s" in text
+    assert "geometric mean" in text
+
+
+def test_bench_fails_where_something_fails(folder: Path) -> None:
+    done = invoke("bench", "conv2d f32 n1 c4096 h4096 w4096 k1 r1 s1 stride1 pad0", status=1)
+    assert "error: a problem or an algorithm failed" in done.stderr
+
+
+def test_demo_writes_a_picture_and_compares(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "problems", lambda *, software: [parse_entry(f"tiny: {TINY}")])
+    text = invoke("demo", "-o", "p.png").stdout
+    assert str(folder / "p.png") in text.replace("\n", "")
+    assert "The tuner takes" in text
+    assert "col2im" in text
+    pixels = read_image(folder / "p.png")
+    assert pixels.std() > 0.1
+    found = json.loads(invoke("demo", "-o", "p.png", "--json").stdout)
+    assert found["picture"] == "p.png"
+    assert found["results"]
+
+
+# ---- errors and warnings ----
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("explain 'conv3d f32'", "a problem begins with 'conv2d'"),
+        ("bench resnet18", "the suites are burn"),
+        ("tune nothing.txt", "the suites are burn"),
+        (f"bench '{TINY}' --algorithms cudnn", "unknown algorithm 'cudnn'"),
+        (f"bench '{TINY}' --layout nwhc", "'nchw' or 'nhwc', got 'nwhc'"),
+        (f"explain '{TINY}' -a col2im", "does not apply"),
+        (f"explain '{TINY}' -d wgpu:99", "no device 'wgpu:99'"),
+        ("run absent.jpg blur y.png", "absent.jpg: No such file or directory"),
+        ("run x.npy absent.npy y.npy", "absent.npy: No such file or directory"),
+        ("run x.npy w.npy y.xyz", "the output must be an image or an .npy file"),
+        ("run x.txt w.npy y.npy", "the input must be an image or an .npy file"),
+        ("run photo.jpg bloom y.png", "the filters are blur"),
+        ("run x.npy w.npy y.png", "1, 3 or 4 channels, got 5"),
+        ("run x.npy w.npy y.npy --stride 1.5", "--stride takes whole numbers"),
+        ("run x.npy w.npy y.npy --stride 0", "stride must be"),
+        ("run x.npy w.npy y.npy --bias abc", "--bias must be an .npy file or a number"),
+        ("run x.npy w.npy y.npy --activation tan", "unknown activation 'tan'"),
+        ("run x.npy w.npy y.npy --layout NCWH", "layout must be"),
+        ("run x.npy w.npy absent/y.npy", "absent/y.npy: No such file or directory"),
+        ("run photo.jpg w.npy y.png", "channels"),
+        ("cache import photo.jpg", "is no tuning bundle"),
+        ("cache import absent.json", "cannot read the bundle absent.json"),
+        ("demo -o absent/p.png", "absent/p.png: No such file or directory"),
+        ("demo -o p.xyz", "must be an image file, got 'p.xyz'"),
+        (f"bench '{TINY}' --out absent/b.json", "absent/b.json: No such file or directory"),
+    ],
+)
+def test_an_error_is_one_sentence(arguments: str, expected: str, folder: Path) -> None:
+    assert expected in sentence(*shlex.split(arguments))
+
+
+@pytest.mark.parametrize(
+    "arguments", [["walk"], ["bench"], ["explain", TINY, "--tune", "maybe"], ["run", "x.npy"]]
+)
+def test_wrong_usage_has_status_two(arguments: list[str]) -> None:
+    done = invoke(*arguments, status=2)
+    assert done.stdout == ""
+    assert "Usage" in done.stderr
+
+
+def test_an_error_in_red_and_its_traceback_on_demand(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(*_: Any, **__: Any) -> None:
+        raise DeviceLostError("the device\nis lost")
+
+    monkeypatch.setattr(wgpuconv.Device, "explain", lost)
+    assert sentence("explain", TINY) == "error: the device is lost"
+    done = CliRunner().invoke(app, ["--debug", "explain", TINY])
+    assert isinstance(done.exception, DeviceLostError)
+    monkeypatch.setenv("WGPUCONV_DEBUG", "1")
+    assert isinstance(CliRunner().invoke(app, ["explain", TINY]).exception, DeviceLostError)
+
+
+def test_a_warning_is_one_line_on_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = wgpuconv.Device.explain
+
+    def warning(self: Any, *arguments: Any, **more: Any) -> Any:
+        warnings.warn("something\nto know", UserWarning, stacklevel=2)
+        return plain(self, *arguments, **more)
+
+    monkeypatch.setattr(wgpuconv.Device, "explain", warning)
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        done = invoke("explain", TINY, "--json")
+    assert done.stderr == "warning: something to know\n"
+    assert json.loads(done.stdout)
+
+
+# ---- as a program ----
+
+
+def program(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    code = "import sys; sys.argv[0] = 'wgpuconv'; from wgpuconv.cli import main; main()"
+    root = str(Path(wgpuconv.__file__).parent.parent)
+    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**os.environ, "PYTHONPATH": path, **environment},
+    )
+
+
+def test_json_is_all_that_a_program_sees() -> None:
+    done = program("explain", TINY, "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["problem"] == TINY
+
+
+def test_a_program_sees_an_error_without_a_traceback() -> None:
+    done = program("bench", "resnet18")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith("error: no suite or file is named 'resnet18'")
+    shown = program("--debug", "bench", "resnet18")
+    assert shown.returncode == 1
+    assert "Traceback" in shown.stderr
+
+
+def test_no_driver_is_said_in_a_sentence() -> None:
+    # An ICD list that names nothing leaves the loader without a driver.
+    nothing = {"VK_DRIVER_FILES": "/dev/null", "VK_ICD_FILENAMES": "/dev/null"}
+    done = program("explain", TINY, **nothing)
+    if done.returncode == 0:
+        pytest.skip("this machine has an adapter that is not Vulkan's")
+    assert done.returncode == 1
+    assert "apt install mesa-vulkan-drivers" in done.stderr
+    listed = program("devices", "--json", **nothing)
+    assert listed.returncode == 0
+    assert all(row["problem"] for row in json.loads(listed.stdout))
