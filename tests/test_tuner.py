@@ -903,20 +903,21 @@ def seconds_of(action: Callable[[], Any]) -> float:
 
 
 def test_r21_on_a_software_driver(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A new size on every call costs what a call costs, and nothing is measured."""
+    """A new size on every call costs about what a call costs, and nothing is measured."""
     if not device.facts.software:
         pytest.skip("a hardware GPU measures; see the next test")
     device = Device(tune="auto", store=":memory:")
     monkeypatch.setattr(device.backend, "time", None)
-    x, w, _ = reference.arrays(ConvProblem.parse("conv2d f32 n1 c16 h520 w520 k16 r3 s3 pad1"))
+    x, w, _ = reference.arrays(ConvProblem.parse("conv2d f32 n1 c16 h420 w420 k16 r3 s3 pad1"))
     conv2d(x, w, padding=1, device=device)  # compiles the kernel
     usual = min(seconds_of(lambda: conv2d(x, w, padding=1, device=device)) for _ in range(2))
     new = []
-    for size in range(480, 520, 16):
-        part = np.ascontiguousarray(x[:, :, : size - 20, : size - 40])
+    for size in (400, 407, 413):
+        part = np.ascontiguousarray(x[:, :, :size, : size - 3])
         new.append(seconds_of(lambda part=part: conv2d(part, w, padding=1, device=device)))
-    assert min(new) < 1.5 * usual
-    assert sorted(new)[len(new) // 2] < 3 * usual
+    # Compiling a kernel or measuring one would cost several calls; another process on the
+    # machine may double the time of one, but hardly of all three.
+    assert min(new) < 3 * usual
 
 
 def test_r21_where_measuring_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
