@@ -6,7 +6,7 @@ from collections import OrderedDict
 from typing import Any
 
 from .device import Device
-from .ops import _common_device, _common_dtype, problem_of, run
+from .ops import common_device, common_dtype, problem_of, run
 from .problem import Op
 from .tensor import DTYPE_NAMES, Tensor, as_device, tensor
 
@@ -26,8 +26,8 @@ class _Module:
         device: Device | str | None,
         workspace_limit: int | None,
     ) -> None:
-        self._dtype = _common_dtype(weight, weight, bias)
-        self.device = _common_device((weight, bias, None, None), as_device(device))
+        self._dtype = common_dtype(weight=weight, bias=bias)
+        self.device = common_device(as_device(device), weight=weight, bias=bias)
         self.weight = weight if isinstance(weight, Tensor) else tensor(weight, self.device)
         self.bias = bias if bias is None or isinstance(bias, Tensor) else tensor(bias, self.device)
         self._parameters = parameters
@@ -37,8 +37,8 @@ class _Module:
 
     def __call__(self, input: Any, *, out: Any = None) -> Any:
         """Convolves a numpy array or a Tensor; the same kind comes back."""
-        _common_dtype(input, self.weight, self.bias)
-        _common_device((input, self.weight, self.bias, out), self.device)
+        common_dtype(weight=self.weight, input=input)
+        common_device(self.device, input=input, out=out)
         found = self._ready.get(input.shape)
         if found is None:
             found = self._prepare(input.shape)

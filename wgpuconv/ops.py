@@ -138,16 +138,16 @@ def _convolve(
     device: Device | str | None,
 ) -> Any:
     x, weight, bias, out = arrays
-    dtype = _common_dtype(x, weight, bias)
-    on = _common_device(arrays, as_device(device))
-    key = (op, x.shape, weight.shape, None if bias is None else bias.shape, dtype, *choice)
-    compiled = on.call_cache.get(key, parameters)
+    dtype = common_dtype(input=x, weight=weight, bias=bias)
+    on = common_device(as_device(device), input=x, weight=weight, bias=bias, out=out)
+    bias_shape = None if bias is None else bias.shape
+    key = (op, x.shape, weight.shape, bias_shape, dtype)
+    compiled = on.call_cache.get(key, parameters + choice)
     if compiled is None:
-        bias_shape = None if bias is None else bias.shape
         problem = problem_of(op, x.shape, weight.shape, bias_shape, DTYPE_NAMES[dtype], parameters)
         algorithm, limit = choice
         compiled = on.compiled(problem, algorithm=algorithm, workspace_limit=limit)
-        on.call_cache.put(key, parameters, compiled)
+        on.call_cache.put(key, parameters + choice, compiled)
     return run(compiled, on, x, weight, bias, out)
 
 
@@ -209,8 +209,10 @@ def _check_out(out: Any, shape: tuple[int, ...], dtype: Any, x: Any) -> None:
         raise ProblemError("out must be writeable, got a read-only array")
 
 
-def _common_dtype(x: Any, weight: Any, bias: Any) -> Any:
-    for name, value in (("input", x), ("weight", weight), ("bias", bias)):
+def common_dtype(**arrays: Any) -> Any:
+    """The one dtype of all arguments; all but a bias must be there."""
+    first, dtype = "", None
+    for name, value in arrays.items():
         if value is None and name == "bias":
             continue
         if not isinstance(value, (np.ndarray, Tensor)):
@@ -219,15 +221,17 @@ def _common_dtype(x: Any, weight: Any, bias: Any) -> Any:
                 f"{type(value).__module__}.{type(value).__name__}; convert it with "
                 "numpy.asarray(..., dtype=numpy.float32)"
             )
-        checked_dtype(value.dtype, name)
-        if value.dtype != x.dtype:
-            raise DtypeError(f"{name} must have the input's dtype {x.dtype}, got {value.dtype}")
-    return x.dtype
+        if dtype is None:
+            first, dtype = name, checked_dtype(value.dtype, name)
+        elif value.dtype != dtype:
+            raise DtypeError(f"{name} must have the {first}'s dtype {dtype}, got {value.dtype}")
+    return dtype
 
 
-def _common_device(arrays: tuple[Any, ...], wanted: Device | None) -> Device:
+def common_device(wanted: Device | None, **arrays: Any) -> Device:
+    """The one device of all tensors and of the call, or the default one."""
     found = wanted
-    for name, value in zip(("input", "weight", "bias", "out"), arrays, strict=True):
+    for name, value in arrays.items():
         if isinstance(value, Tensor):
             if found is not None and value.device is not found:
                 raise MixedDevicesError(

@@ -6,7 +6,7 @@ Pure: everything here works from the problem and the device's facts, without a G
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from . import tiling
 from .algorithms import ALGORITHMS, Algorithm, find
@@ -51,7 +51,7 @@ def survey(
     configurations and its cost are those of the largest part.
     """
     limit = facts.workspace_limit if workspace_limit is None else workspace_limit
-    problems = [problem]
+    problems = [_one_image(problem)]
     if not tiling.fits(problem, facts.limits):
         problems = [part.problem for part in tiling.parts(problem, facts.limits, limit)]
     largest = max(problems, key=lambda p: p.multiply_adds)
@@ -74,6 +74,14 @@ def survey(
     return Survey(problem, tuple(candidates), refusals)
 
 
+def _one_image(problem: ConvProblem) -> ConvProblem:
+    """An empty batch is planned as one image, so that no algorithm need know of it.
+
+    Whoever runs the plan of an empty problem runs nothing.
+    """
+    return problem.with_(n=1) if problem.empty else problem
+
+
 def lower(
     problem: ConvProblem,
     candidate: Candidate,
@@ -83,6 +91,11 @@ def lower(
     workspace_limit: int | None = None,
 ) -> Plan:
     """The plan of one candidate. Raises AlgorithmRefusedError where memory does not suffice."""
+    if problem.empty:
+        plan = lower(
+            _one_image(problem), candidate, facts, algorithms, workspace_limit=workspace_limit
+        )
+        return replace(plan, problem=problem)
     limit = facts.workspace_limit if workspace_limit is None else workspace_limit
     algorithm = find(candidate.algorithm, algorithms)
     if not tiling.fits(problem, facts.limits):

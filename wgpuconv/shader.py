@@ -298,11 +298,11 @@ def _workgroup_bytes(text: str, constants: Mapping[str, int]) -> int:
     for element, count in re.findall(r"var<workgroup> \w+: array<(.+), ([^>;]+)>;", text):
         match = re.fullmatch(r"(?:(vec[24])<)?(\w+)>?", element)
         assert match is not None, f"cannot size workgroup array of {element}"
-        vector, scalar = match.groups()
+        vector, scalar = match[1], match[2]
         number = _evaluate(count, constants)
         assert number is not None, f"workgroup array length {count} must be constant"
         width = int(vector[3]) if vector else 1
-        total += _TYPE_SIZES[aliases.get(scalar, scalar)] * width * number
+        total += _TYPE_SIZES[str(aliases.get(scalar, scalar))] * width * number
     return total
 
 
