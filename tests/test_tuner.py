@@ -932,6 +932,11 @@ def test_r21_where_measuring_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None
         call(device, problem, algorithm="direct")
         sources.append(device.choose(problem, algorithm="direct").source)
     assert sources == ["tuned"] * 8 + ["similar"] * 4
+    # Who asks for a size by name gets it measured.
+    prewarm(problems[-2:], device, algorithm="direct")
+    found = [device.choose(p, algorithm="direct").source for p in problems[-3:]]
+    assert found == ["similar", "tuned", "tuned"]
+    call(device, problems[-1], algorithm="direct")
 
 
 def test_explain_agrees_with_the_call() -> None:

@@ -207,6 +207,27 @@ class Device:
         """The chosen plan, ready to run; made once and kept."""
         return self._opened(problem, algorithm, workspace_limit).compiled
 
+    def prewarm(
+        self,
+        problem: ConvProblem,
+        *,
+        algorithm: str = "auto",
+        workspace_limit: int | None = None,
+    ) -> Choice:
+        """Chooses and compiles now what a call will use, and measures as ``tune`` says.
+
+        A problem that is named here is worth measuring, so that in mode "auto" this does not
+        fall back on other sizes of the same kind, however many are known.
+        """
+        key = (problem, algorithm, workspace_limit)
+        with self._lock:
+            found = self._open.get(key)
+            if found is None or found.choice.source == "similar":
+                found = _Open(*self._choose(*key, every_size=True))
+                self._open[key] = found
+                self.call_cache.clear()
+            return found.choice
+
     def _opened(self, problem: ConvProblem, algorithm: str, workspace_limit: int | None) -> _Open:
         _check_choice(algorithm, workspace_limit)
         key = (problem, algorithm, workspace_limit)
@@ -222,11 +243,17 @@ class Device:
         return found
 
     def _choose(
-        self, problem: ConvProblem, algorithm: str, workspace_limit: int | None
+        self,
+        problem: ConvProblem,
+        algorithm: str,
+        workspace_limit: int | None,
+        *,
+        every_size: bool = False,
     ) -> tuple[Choice, Compiled]:
         found = self._candidates(problem, algorithm, workspace_limit)
         scope = algorithm if workspace_limit is None else f"{algorithm} {workspace_limit}"
-        return self.tuner.choose(found, self._lowering(problem, workspace_limit), scope=scope)
+        lowering = self._lowering(problem, workspace_limit)
+        return self.tuner.choose(found, lowering, scope=scope, every_size=every_size)
 
     def _candidates(
         self, problem: ConvProblem, algorithm: str, workspace_limit: int | None

@@ -44,10 +44,11 @@ def prewarm(
     workspace_limit: int | None = None,
 ) -> None:
     """Chooses and compiles kernels now, measuring as the device's ``tune`` says, so that the
-    first calls need not."""
+    first calls need not. Where calls would lean on what is known of other sizes, these problems
+    are measured all the same."""
     on = as_device(device) or default_device()
     for problem in [_problem(p) for p in problems]:
-        on.compiled(problem, algorithm=algorithm, workspace_limit=workspace_limit)
+        on.prewarm(problem, algorithm=algorithm, workspace_limit=workspace_limit)
 
 
 def export_bundle(path: str | os.PathLike[str], source: Device | Store | str | None = None) -> int:

@@ -45,7 +45,7 @@ def command(
         on.tuner.progress = work.stage
         for entry in entries:
             work.tell(entry.label)
-            choice = on.choose(entry.problem)
+            choice = on.prewarm(entry.problem)
             found.append(
                 {
                     "name": entry.name,

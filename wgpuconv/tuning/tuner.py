@@ -89,10 +89,13 @@ class Tuner:
         self.progress = progress
         self._clock = clock
 
-    def choose(self, found: Survey, lower: Lower, *, scope: str) -> tuple[Choice, Any]:
+    def choose(
+        self, found: Survey, lower: Lower, *, scope: str, every_size: bool = False
+    ) -> tuple[Choice, Any]:
         """The choice among the survey's candidates, and its compiled plan.
 
-        ``scope`` says what the caller left open: see store.Key.
+        ``scope`` says what the caller left open: see store.Key. With ``every_size`` no
+        neighbour stands in for a size: the problem was asked for by name.
         """
         problem = found.problem
         if self.mode == "off":
@@ -113,7 +116,7 @@ class Tuner:
                 return self._by_model(found, lower, "too little work to measure")
             if len(found.candidates) == 1:
                 return self._by_model(found, lower, "the only candidate")
-            similar = self._by_similar(found, lower, key, sources)
+            similar = None if every_size else self._by_similar(found, lower, key, sources)
             if similar is not None:
                 return similar
         return self._by_measuring(found, lower, key, sources)
