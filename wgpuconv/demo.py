@@ -77,21 +77,22 @@ def filter_photograph(device: Device) -> Iterator[Panel]:
         "conv2d 3x3, groups 3, clip",
         conv2d(x, each(kernel("sharpen")), padding=1, groups=3, activation=("clip", 0, 1)),
     )
+    grey = conv2d(x, on(_LUMA[None, :, None, None]))
     yield show(
         "emboss",
-        "conv2d 3x3, 3 channels to 1, bias, clip",
+        "conv2d 1x1, 3 channels to 1; 3x3, bias, clip",
         conv2d(
-            x,
-            on(_LUMA[None, :, None, None] * (kernel("emboss") - _IDENTITY)),
+            grey,
+            on((kernel("emboss") - _IDENTITY)[None, None]),
             on(np.array([0.5])),
             padding=1,
             activation=("clip", 0, 1),
         ),
     )
-    oriented = conv2d(x, on(_oriented_edges()), padding=1, activation="relu")
+    oriented = conv2d(grey, on(_oriented_edges()), padding=1, activation="relu")
     yield show(
         "edges by direction",
-        "conv2d 3x3, 3 to 8, relu; conv2d 1x1, 8 to 3",
+        "conv2d 3x3, 1 channel to 8, relu; 1x1, 8 to 3",
         conv2d(oriented, on(_direction_colours()), activation=("clip", 0, 1)),
     )
     yield show(
@@ -139,9 +140,9 @@ def _angles() -> np.ndarray:
 
 
 def _oriented_edges() -> np.ndarray:
-    """(8, 3, 3, 3): the brightness's gradient along eight directions."""
+    """(8, 1, 3, 3): the gradient along eight directions."""
     along = [np.cos(a) * kernel("sobel_x") + np.sin(a) * kernel("sobel_y") for a in _angles()]
-    return np.asarray(np.stack(along)[:, None] * _LUMA[None, :, None, None])
+    return np.stack(along)[:, None]
 
 
 def _direction_colours() -> np.ndarray:

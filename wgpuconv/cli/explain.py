@@ -38,7 +38,7 @@ def command(
     """Show every candidate for a problem, what it costs, and the choice.
 
     Candidates that were measured come first, then those that the cost model only guessed.
-    Times are microseconds.
+    'us' is the measured time of one run, 'guess us' what the model says.
     """
     on = open_device(device, tune)
     entry = parse_entry(problem)
@@ -61,8 +61,11 @@ def command(
         for name, why in found.refusals.items():
             refused.add_row(name, why)
         out.print(refused)
+    out.print()
     for line in found.notes:
         note(line)
+    if not everything:
+        note("--all lists every candidate")
 
 
 def choice_text(found: Explanation) -> Text:
@@ -80,8 +83,8 @@ def choice_text(found: Explanation) -> Text:
 
 def candidates_table(found: Explanation) -> Table:
     shown = table(
-        "", "algorithm", "configuration", "measured", "guess", "scratch", "passes",
-        right=("measured", "guess", "scratch", "passes"),
+        "", "algorithm", "configuration", "us", "guess us", "scratch", "passes",
+        right=("us", "guess us", "scratch", "passes"),
     )  # fmt: skip
     for row in found.rows:
         chosen = row.label == found.choice.label
