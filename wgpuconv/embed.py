@@ -150,16 +150,8 @@ def _plan(
     device: Device | str | None,
     workspace_limit: int | None,
 ) -> EncodablePlan:
-    groups = parameters[4]
-    filters = weight_shape[0] if op == "conv2d" else weight_shape[1] * groups
-    problem = problem_of(
-        op,
-        tuple(input_shape),
-        tuple(weight_shape),
-        (filters,) if bias else None,
-        dtype,
-        parameters,
-    )
+    problem = problem_of(op, input_shape, weight_shape, None, dtype, parameters)
+    problem = problem.with_(bias=bool(bias))
     on = as_device(device) or default_device()
     compiled = on.compiled(problem, algorithm=algorithm, workspace_limit=workspace_limit)
     return EncodablePlan(on, compiled)

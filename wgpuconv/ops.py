@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -105,15 +106,16 @@ def conv_transpose2d(
 
 def problem_of(
     op: Op,
-    input_shape: tuple[int, ...],
-    weight_shape: tuple[int, ...],
-    bias_shape: tuple[int, ...] | None,
+    input_shape: Sequence[int],
+    weight_shape: Sequence[int],
+    bias_shape: Sequence[int] | None,
     dtype: str,
     parameters: tuple[Any, ...],
 ) -> ConvProblem:
     """The validated problem of a call, batched or not."""
     stride, padding, dilation, output_padding, groups, layout, activation = parameters
-    shape = (1, *input_shape) if len(input_shape) == 3 else input_shape
+    unbatched = hasattr(input_shape, "__len__") and len(input_shape) == 3
+    shape = (1, *input_shape) if unbatched else input_shape
     return ConvProblem.from_call(
         op,
         shape,

@@ -421,7 +421,7 @@ class ConvProblem:
         )
 
     def with_(self, **changes: Any) -> ConvProblem:
-        """A copy with some fields changed, not validated again (for splitting a problem)."""
+        """A copy with some fields changed, not validated again."""
         return replace(self, **changes)
 
 
