@@ -52,5 +52,12 @@ class Facts:
     """Seconds that one more dispatch costs."""
     cores: int = 32
     """Compute units that run workgroups side by side (streaming multiprocessors, a guess)."""
+    latency: float = 100e-9
+    """Seconds from one load to the next that waits for it."""
     workspace_limit: int = 64 << 20
     """Default bytes of scratch memory that one call may take."""
+
+    @property
+    def cycle(self) -> float:
+        """Seconds of one multiply-add of an invocation, if a core has 128 lanes."""
+        return 256 * self.cores / self.flops

@@ -90,19 +90,21 @@ def roofline(
     *,
     efficiency: float,
     workgroups: int = 0,
+    span: float = 0.0,
     extra_bytes: int = 0,
     dispatches: int = 1,
     waste: float = 1.0,
 ) -> float:
-    """Seconds by the longer of arithmetic and memory traffic, plus launches.
+    """Seconds by the longest of arithmetic, memory traffic and span, plus launches.
 
     ``efficiency`` is the share of the multiply-add rate that the kernel reaches when it fills
     the device; ``workgroups`` that share the arithmetic evenly leave cores idle where they do
-    not spread evenly; ``waste`` is work done over work needed (padded tiles); ``extra_bytes``
+    not spread evenly; ``span`` is the time of one workgroup's chain of dependent steps, which
+    no parallelism shortens; ``waste`` is work done over work needed (padded tiles); ``extra_bytes``
     is traffic beyond each tensor once.
     """
     if workgroups:
         waste *= ceil_div(workgroups, facts.cores) * facts.cores / workgroups
     arithmetic = 2 * problem.multiply_adds * waste / (facts.flops * efficiency)
     traffic = problem.input_bytes + problem.out_bytes + problem.weight_bytes + extra_bytes
-    return max(arithmetic, traffic / facts.bandwidth) + dispatches * facts.launch
+    return max(arithmetic, traffic / facts.bandwidth, span) + dispatches * facts.launch

@@ -24,6 +24,7 @@ from .tiles import (
     tile_configs,
     tile_efficiency,
     tile_of,
+    tile_span,
     tile_waste,
 )
 
@@ -159,12 +160,14 @@ class Col2im(Algorithm):
         m, pixels = p.k_group * p.r * p.s, p.n * p.h * p.w
         columns = 4 * p.k * p.r * p.s * pixels
         chunks = ceil_div(columns, min(facts.workspace_limit, facts.limits.max_binding))
+        workgroups = ceil_div(m, tile.m) * p.groups * ceil_div(pixels, tile.p)
         gemm = roofline(
             p,
             facts,
             efficiency=tile_efficiency(tile),
             waste=tile_waste(tile, m, pixels),
-            workgroups=ceil_div(m, tile.m) * p.groups * ceil_div(pixels, tile.p),
+            workgroups=workgroups,
+            span=tile_span(tile, ceil_div(p.c_group, tile.k), workgroups, facts),
             dispatches=1 + 2 * chunks,
         )
         return gemm + 2 * columns / facts.bandwidth

@@ -75,4 +75,5 @@ class Direct(Algorithm):
         # Each multiply-add loads a weight, and a share of an input element.
         efficiency = 0.25 * filters / (filters + 4)
         waste = ceil_div(problem.k_group, filters) * filters / problem.k_group
-        return roofline(problem, facts, efficiency=efficiency, waste=waste)
+        span = problem.reduction * (facts.latency + 8 * filters * facts.cycle)
+        return roofline(problem, facts, efficiency=efficiency, waste=waste, span=span)

@@ -17,6 +17,7 @@ from .tiles import (
     tile_configs,
     tile_efficiency,
     tile_of,
+    tile_span,
     tile_waste,
 )
 
@@ -103,11 +104,13 @@ class Gemm1x1(Algorithm):
     def cost(self, problem: ConvProblem, config: Config, facts: Facts) -> float:
         p, tile = problem, tile_of(config)
         pixels = p.n * p.h * p.w
+        workgroups = ceil_div(p.k_group, tile.m) * p.groups * ceil_div(pixels, tile.p)
         return roofline(
             p,
             facts,
             efficiency=1.05 * tile_efficiency(tile),  # no table of taps to read
             waste=tile_waste(tile, p.k_group, pixels),
-            workgroups=ceil_div(p.k_group, tile.m) * p.groups * ceil_div(pixels, tile.p),
+            workgroups=workgroups,
+            span=tile_span(tile, ceil_div(p.c_group, tile.k), workgroups, facts),
             dispatches=2,
         )

@@ -23,6 +23,7 @@ from .tiles import (
     tile_configs,
     tile_efficiency,
     tile_of,
+    tile_span,
     tile_waste,
 )
 
@@ -157,12 +158,14 @@ class Im2colGemm(Algorithm):
         pixels = p.n * p.out_h * p.out_w
         columns = p.c * p.r * p.s * pixels * p.itemsize
         chunks = ceil_div(columns, min(facts.workspace_limit, facts.limits.max_binding))
+        workgroups = ceil_div(p.k_group, tile.m) * p.groups * ceil_div(pixels, tile.p)
         gemm = roofline(
             p,
             facts,
             efficiency=tile_efficiency(tile),
             waste=tile_waste(tile, p.k_group, pixels),
-            workgroups=ceil_div(p.k_group, tile.m) * p.groups * ceil_div(pixels, tile.p),
+            workgroups=workgroups,
+            span=tile_span(tile, ceil_div(p.reduction, tile.k), workgroups, facts),
             dispatches=1 + 2 * chunks,
         )
         return gemm + 2 * columns / facts.bandwidth

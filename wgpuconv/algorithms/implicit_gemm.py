@@ -20,10 +20,11 @@ from .tiles import (
     tile_configs,
     tile_efficiency,
     tile_of,
+    tile_span,
     tile_waste,
 )
 
-FILLS = (2, 3, 4)
+FILLS = (2, 3, 4, 6, 8)
 """Workgroups of 128 invocations a core that a split sum should make."""
 LEAST_STEPS = 4
 """Steps over k below which another split does not pay."""
@@ -210,6 +211,7 @@ class ImplicitGemm(Algorithm):
     def cost(self, problem: ConvProblem, config: Config, facts: Facts) -> float:
         p, tile, splits = problem, tile_of(config), int(config["splits"])
         steps = ceil_div(p.reduction, tile.k)
+        workgroups = self._workgroups(p, tile.m, tile.p) * splits
         dispatches = 2 * len(phases(p)) + (splits > 1)
         packed = packed_elements(tile, p.k_group, p.reduction, p.groups) * p.itemsize
         partial = splits * 4 * p.out_bytes // p.itemsize if splits > 1 else 0
@@ -219,7 +221,8 @@ class ImplicitGemm(Algorithm):
             # Filling and draining the pipeline costs about as much as a step of a tile.
             efficiency=tile_efficiency(tile) * steps / (steps + splits),
             waste=tile_waste(tile, p.k_group, p.n * max(ph.pixels for ph in phases(p))),
-            workgroups=self._workgroups(p, tile.m, tile.p) * splits,
+            workgroups=workgroups,
+            span=tile_span(tile, ceil_div(steps, splits), workgroups, facts),
             extra_bytes=2 * (packed + partial),
             dispatches=dispatches,
         )

@@ -91,8 +91,17 @@ def tile_efficiency(tile: Tile) -> float:
     return 0.7 / (1 + 1.2 * (loads - 0.25)) * tile.k / (tile.k + 1.8)
 
 
+def tile_span(tile: Tile, steps: int, workgroups: int, facts: Facts) -> float:
+    """Seconds that one workgroup takes for that many steps, times the rounds of workgroups."""
+    rounds = ceil_div(workgroups * tile.workgroup, 512 * facts.cores)
+    step = 2 * facts.latency + tile.k * tile.tm * tile.tp * facts.cycle
+    return rounds * steps * step
+
+
 def tile_waste(tile: Tile, m: int, pixels: int) -> float:
     """Work done in whole tiles over work needed."""
+    if not pixels:  # an empty batch
+        return 1.0
     rows, columns = ceil_div(m, tile.m) * tile.m, ceil_div(pixels, tile.p) * tile.p
     return rows * columns / (m * pixels)
 
