@@ -86,7 +86,7 @@ def test_a_refusal_is_a_device_error(dawn: Device) -> None:
     buffers = [gpu.create_buffer(size=16, usage="COPY_SRC|COPY_DST") for _ in range(2)]
     encoder = gpu.create_command_encoder()
     encoder.copy_buffer_to_buffer(buffers[0], 0, buffers[1], 0, 64)
-    with pytest.raises(DeviceError, match="refused the call: .*size"), dawn.backend._guard:
+    with pytest.raises(DeviceError, match=r"refused the call: .*size"), dawn.backend._guard:
         encoder.finish()
     one = np.ones((1, 1, 1, 1), np.float32)
     assert conv2d(one, one, device=dawn) == 1

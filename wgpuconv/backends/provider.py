@@ -141,10 +141,12 @@ class Provider:
 
 
 _providers: dict[str, Provider] = {}
+_providers_lock = threading.Lock()
 
 
 def provider(name: str) -> Provider:
     """The provider of that name, imported once."""
-    if name not in _providers:
-        _providers[name] = Provider(name)
-    return _providers[name]
+    with _providers_lock:
+        if name not in _providers:
+            _providers[name] = Provider(name)
+        return _providers[name]
