@@ -666,6 +666,16 @@ def test_the_device_is_kept_busy_before_the_first_sample() -> None:
     assert idle.asked == []
 
 
+def test_the_spin_up_goes_on_while_the_clock_rises() -> None:
+    rising = [8e-2 * 0.95**i for i in range(20)]
+    script = Script(rising + [rising[-1]] * 1000)
+    spin_up(script, RULES, 8e-2, script.clock)
+    assert len(script.asked) == len(rising) + 1
+    endless = Script([8e-2 * 0.97**i for i in range(1000)])
+    spin_up(endless, RULES, 8e-2, endless.clock)
+    assert 2.0 <= endless.now < 2.1
+
+
 def test_the_minimum_and_the_median_are_kept() -> None:
     (timing,) = timed(Script([1.0, 1.2, 1.1, 1.3, 1.4, 1.2, 9.0]), [1.0])
     assert (timing.best, timing.median) == (1.0, 1.2)

@@ -50,12 +50,27 @@ class Timing:
         return statistics.median(self.samples)
 
 
+SETTLED = 1.02
+"""Samples of a risen clock differ by less than that."""
+LONGEST_SPIN = 4
+"""Times the usual spin-up after which a clock that still rises is taken as it is."""
+
+
 def spin_up(sample: Sample, rules: Rules, estimate: float, clock: Callable[[], float]) -> None:
-    """Keeps the device busy with the first candidate until its clock has risen."""
-    end = clock() + rules.spin_up
-    while clock() < end:
+    """Keeps the device busy with the first candidate until its clock has risen.
+
+    That takes a fraction of a second on most GPUs and longer on some after a rest, so it goes
+    on while the samples still become faster.
+    """
+    if not rules.spin_up:
+        return
+    begin, previous, settled, spent = clock(), math.inf, False, 0.0
+    while spent < rules.spin_up or not settled:
         # Samples longer than those that count, so that the gaps between them weigh little.
-        sample([0], [_repeats(estimate, 10 * rules.sample)])
+        seconds = sample([0], [_repeats(estimate, 10 * rules.sample)])[0]
+        spent = clock() - begin
+        settled = seconds * SETTLED >= previous or spent >= LONGEST_SPIN * rules.spin_up
+        previous = seconds
 
 
 def measure(
