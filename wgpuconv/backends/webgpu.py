@@ -588,13 +588,14 @@ def _facts(device: Any) -> Facts:
     limits = replace(limits, max_binding=min(limits.max_binding, 2**32 - 4))
     kind = device.adapter_info["adapter_type"]
     guesses = {
-        "DiscreteGPU": {"bandwidth": 500e9, "flops": 15e12, "concurrent_workgroups": 256},
-        "IntegratedGPU": {"bandwidth": 60e9, "flops": 2e12, "concurrent_workgroups": 32},
+        "DiscreteGPU": {"bandwidth": 800e9, "flops": 30e12, "cores": 96},
+        "IntegratedGPU": {"bandwidth": 80e9, "flops": 3e12, "cores": 16},
         "CPU": {
             "bandwidth": 5e9,
             "flops": 20e9,
             "launch": 50e-6,
-            "concurrent_workgroups": os.cpu_count() or 1,
+            "latency": 5e-9,
+            "cores": os.cpu_count() or 1,
         },
     }
     return Facts(
