@@ -101,6 +101,7 @@ class Machine:
     identity: Identity = field(default_factory=Identity)
     now: float = 0.0
     compiled: list[str] = field(default_factory=list)
+    warmed: list[str] = field(default_factory=list)
     sampled: list[tuple[str, int]] = field(default_factory=list)
     held: int = 0
 
@@ -125,6 +126,9 @@ class Machine:
         if isinstance(fault, Exception):
             raise fault
         return Compiled(plan)
+
+    def warm(self, plans: Sequence[Plan]) -> None:
+        self.warmed += [plan.label for plan in plans]
 
     def prepare(self, compiled: Compiled, buffers: Mapping[str, Any]) -> None:
         raise AssertionError("these plans have nothing to prepare")

@@ -158,4 +158,3 @@ def grid_1d(workgroups: int, limits: Limits) -> tuple[int, int, int]:
             f"needs {workgroups} workgroups, more than one dispatch may have ({most} x {most})"
         )
     return (ceil_div(workgroups, rows), rows, 1)
-

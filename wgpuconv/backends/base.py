@@ -78,6 +78,11 @@ class Backend(Protocol):
     def compile(self, plan: Plan) -> Compiled:
         """Pipelines, parameters and tables of a plan, made once. No call's data is needed."""
 
+    def warm(self, plans: Sequence[Plan]) -> None:
+        """Compiles what several plans need at the same time, where the device gains by that.
+
+        Raises nothing: what fails says so when its plan is compiled."""
+
     def run(self, compiled: Compiled, buffers: Buffers, into: np.ndarray | None = None) -> None:
         """Submits the plan's work and does not wait. ``prepare`` runs too, into scratch memory,
         unless ``buffers`` has a 'prepared' buffer that holds its result. With ``into``, waits

@@ -16,6 +16,7 @@ import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
@@ -267,6 +268,21 @@ class WebGpuBackend:
                 self._constant(bytes(uniform), self._uniform_usage),
                 self._constant(plan.tables, self._storage_usage),
             )
+
+    def warm(self, plans: Sequence[Plan]) -> None:
+        """Compiles what several plans need side by side, where that saves time.
+
+        A GPU's driver takes up to a second a kernel. What fails here fails again, and says so,
+        when its plan is compiled. (Software drivers compile at the first dispatch.)
+        """
+        if self.facts.software or not self.provider.threadsafe:
+            return
+        passes = [p for plan in plans for p in (*plan.prepare, *plan.passes)]
+        with self._guard:
+            texts = {specialise(p.shader) for p in passes} - self._pipelines.keys()
+            with ThreadPoolExecutor(os.cpu_count()) as pool:
+                for text in texts:
+                    pool.submit(self._pipeline_of, text)
 
     def _step(self, step: Pass, uniform: bytearray) -> Step:
         pipeline = self._pipeline_of(specialise(step.shader))

@@ -71,6 +71,9 @@ def command(
             on.tuner.progress = work.stage
             for result in bench.run(entries, on, algorithms=names, tell=work.tell):
                 results.append(result)
+                if not as_json:
+                    with work.aside():
+                        _print(result)
                 work.advance()
     finally:  # what was measured is kept, however it ends
         found = bench.report(results, on)
@@ -79,8 +82,6 @@ def command(
     if as_json:
         emit_json(found)
     else:
-        for result in results:
-            _print(result)
         _summary(results, on.name)
         if out_file is not None:
             note(f"All samples are in {out_file}.")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,13 @@ class Work:
 
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Takes the bar away while something is printed on stdout."""
+        self._bar.stop()
+        yield
+        self._bar.start()
 
     def tell(self, what: str) -> None:
         """What is about to happen."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +23,9 @@ COST_RANGE = 4.0
 PREPARATION, SIBLINGS = 0.5, 0.8
 """Shares of the budget after which no further candidate of the shortlist, and no further sibling
 of its best, is compiled; the rest is for timing. (The spin-up comes on top.)"""
+
+AT_ONCE = 8
+"""Candidates whose kernels are compiled side by side."""
 
 _FATAL = (DeviceLostError, ForkedProcessError)
 """Failures of the device, not of a candidate."""
@@ -129,6 +133,8 @@ class Session:
         for number, candidate in enumerate(candidates):
             if admitted >= least and self._clock() > deadline:
                 break
+            if number % AT_ONCE == 0:
+                self._warm(candidates[number : number + AT_ONCE])
             self._tell("verify", number, len(candidates))
             try:
                 ready = make_ready(candidate, self._lower, self._machine)
@@ -144,6 +150,14 @@ class Session:
             self._ready.append(ready)
             self._estimates.append(estimate)
         self._tell("verify", len(candidates), len(candidates))
+
+    def _warm(self, candidates: Sequence[Candidate]) -> None:
+        """Has the next candidates' kernels compiled side by side."""
+        plans = []
+        for candidate in candidates:
+            with contextlib.suppress(AlgorithmRefusedError):  # listed when its turn comes
+                plans.append(self._lower(candidate))
+        self._machine.warm(plans)
 
     def _time(self) -> None:
         begin = self._clock()
