@@ -23,12 +23,13 @@ fn act_clip(v: f32) -> f32 {
 }
 
 fn act_sigmoid(v: f32) -> f32 {
-  return 1.0 / (1.0 + exp(-v));
+  // Some drivers' exp makes a number of NaN. (naga turns v != v into a comparison that is false
+  // for NaN, hence v == v.)
+  return select(v, 1.0 / (1.0 + exp(-v)), v == v);
 }
 
 fn act_tanh(v: f32) -> f32 {
   // The built-in tanh overflows to NaN on some drivers; past 10 the result is 1 in f32.
-  // A NaN stays one: v == v, since naga makes of v != v a comparison that is false for NaN.
   return select(v, tanh(clamp(v, -10.0, 10.0)), v == v);
 }
 
