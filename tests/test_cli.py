@@ -18,7 +18,7 @@ import pytest
 from typer.testing import CliRunner
 
 import wgpuconv
-from wgpuconv import demo
+from wgpuconv import bench, demo
 from wgpuconv.cli import app
 from wgpuconv.errors import DeviceLostError
 from wgpuconv.images import read_image
@@ -233,6 +233,23 @@ def test_bench_writes_all_it_measured(folder: Path) -> None:
     text = invoke("bench", TINY, "--algorithms", "direct").stdout
     assert "GFLOP/s" in text
     assert "geometric mean" in text
+
+
+def test_an_interrupted_bench_keeps_what_it_has(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = bench.run
+
+    def interrupted(*arguments: Any, **more: Any) -> Any:
+        yield next(iter(plain(*arguments, **more)))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench, "run", interrupted)
+    done = CliRunner().invoke(
+        app, ["bench", TINY, TINY, "--algorithms", "direct", "--out", "b.json"]
+    )
+    assert done.exit_code not in (0, 2)
+    assert len(json.loads(Path("b.json").read_text(encoding="utf-8"))["results"]) == 1
 
 
 def test_bench_fails_where_something_fails(folder: Path) -> None:
