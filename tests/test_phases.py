@@ -50,7 +50,7 @@ def by_phases(p: ConvProblem) -> list[Product]:
 
 def along(axis: Axis, size: int) -> list[tuple[int, int, int]]:
     return [
-        (axis.first + q * axis.step, q * axis.in_stride + tap.offset, tap.index)
+        (axis.first + q * axis.step, q * axis.in_stride + tap.offset, tap.place)
         for q in range(axis.count)
         for tap in axis.taps
         if 0 <= q * axis.in_stride + tap.offset < size
@@ -169,4 +169,4 @@ def test_tap_tables_point_at_the_right_elements(
             if 0 <= h.offset < p.h and 0 <= w.offset < p.w:  # under output pixel 0 of group 0
                 assert row[0] == image[c, h.offset, w.offset]
             tap = (c, 0) if p.transposed else (0, c)
-            assert row[3] == weight[(*tap, h.index, w.index)]
+            assert row[3] == weight[(*tap, h.place, w.place)]

@@ -60,6 +60,7 @@ class Shader:
         file: str,
         dtype: str = "f32",
         activation: Activation | None = None,
+        /,
         **constants: Value,
     ) -> Shader:
         name = "identity" if activation is None else activation.name

@@ -219,7 +219,8 @@ def _unroll(text: str, constants: Mapping[str, int], orders: Mapping[str, str]) 
         written = "".join(f"{{\n{copy}}}\n" if scoped else copy for copy in copies)
         text = text[: match.start()] + written.lstrip() + text[close + 1 :]
         at = match.start()
-    return re.sub(r"\[([^\[\]]+)\]", lambda m: _fold(m, constants), text)
+    folded = cache(lambda index: _fold(index, constants))  # the same few, thousands of times
+    return re.sub(r"\[([^\[\]]+)\]", lambda m: folded(m[1]), text)
 
 
 def _trips(loop: re.Match[str], constants: Mapping[str, int]) -> int:
@@ -233,9 +234,9 @@ def _put(text: str, name: str, value: int) -> str:
     return re.sub(rf"\b{name}\b", f"{value}u", text)
 
 
-def _fold(match: re.Match[str], constants: Mapping[str, int]) -> str:
-    value = _evaluate(match[1], constants)
-    return match[0] if value is None else f"[{value}u]"
+def _fold(index: str, constants: Mapping[str, int]) -> str:
+    value = _evaluate(index, constants)
+    return f"[{index}]" if value is None else f"[{value}u]"
 
 
 def _closing(text: str, start: int) -> int:

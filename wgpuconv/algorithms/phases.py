@@ -18,7 +18,7 @@ from .base import Strides
 
 
 class Tap(NamedTuple):
-    index: int
+    place: int
     """r or s of the weight."""
     offset: int
     """Input pixels from ``in_stride * q`` to the one under this tap, for output pixel q."""

@@ -35,7 +35,7 @@ from ..errors import (
     WgpuConvError,
 )
 from ..facts import Facts, Limits
-from ..plan import Pass, Plan, Region, Role, align
+from ..plan import Pass, Plan, Region, Role, Shader, align
 from ..shader import Interface, interface, pack_params, specialise
 from .base import Buffers, Identity
 from .buffers import BufferPool
@@ -130,7 +130,8 @@ class WebGpuBackend:
         self._pool = BufferPool(self._create_storage, POOL_CAPACITY, self._groups.clear)
         self._staging = BufferPool(self._create_staging, POOL_CAPACITY // 4, lambda: None)
         self._owned: set[int] = set()
-        self._pipelines: dict[str, Pipeline] = {}
+        self._pipelines: dict[Shader, Pipeline] = {}
+        self._probe: Pipeline | None = None
         self._scratch: dict[Role, Any] = {}
         self._timer: _Timer | None = None
         self.lost = False
@@ -202,10 +203,15 @@ class WebGpuBackend:
         """Whether the buffer came from ``allocate``, so that nobody can have destroyed it."""
         return id(buffer) in self._owned
 
-    def check_usable(self, buffer: Any, usage: str = "STORAGE", role: str = "tensor") -> None:
+    def check_usable(self, buffer: Any, usage: str = "STORAGE") -> None:
         """Refuses a caller's buffer whose submission would abort the process."""
-        if self.owns(buffer):
-            return
+        if not self.owns(buffer):
+            with self._guard:
+                self._check_caller_buffer(buffer, usage, "tensor")
+                self._try_to_bind(buffer, "tensor")
+
+    def _check_caller_buffer(self, buffer: Any, usage: str, role: str) -> None:
+        """What can be read off the buffer itself."""
         api = self.provider.api
         if not isinstance(buffer, api.GPUBuffer):
             raise DtypeError(
@@ -222,12 +228,15 @@ class WebGpuBackend:
                     f"the buffer of the {role} was made without the usage {wanted}, which this "
                     "needs"
                 )
-        # A bind group refuses what a submit would die of: destroyed, or of another device.
-        layout = self._pipeline_of(_PROBE).layout
+
+    def _try_to_bind(self, buffer: Any, role: str) -> None:
+        """A bind group refuses what a submit would die of: destroyed, or of another device."""
+        if self._probe is None:
+            self._probe = self._build(_PROBE)
         entry = {"binding": 1, "resource": {"buffer": buffer, "offset": 0, "size": 4}}
         try:
-            self.gpu_device.create_bind_group(layout=layout, entries=[entry])
-        except api.GPUValidationError as error:
+            self.gpu_device.create_bind_group(layout=self._probe.layout, entries=[entry])
+        except self.provider.api.GPUValidationError as error:
             if _is_lost(error):
                 raise
             raise ProblemError(
@@ -279,13 +288,13 @@ class WebGpuBackend:
             return
         passes = [p for plan in plans for p in (*plan.prepare, *plan.passes)]
         with self._guard:
-            texts = {specialise(p.shader) for p in passes} - self._pipelines.keys()
+            shaders = {p.shader for p in passes} - self._pipelines.keys()
             with ThreadPoolExecutor(os.cpu_count()) as pool:
-                for text in texts:
-                    pool.submit(self._pipeline_of, text)
+                for shader in shaders:
+                    pool.submit(self._pipeline_of, shader)
 
     def _step(self, step: Pass, uniform: bytearray) -> Step:
-        pipeline = self._pipeline_of(specialise(step.shader))
+        pipeline = self._pipeline_of(step.shader)
         packed = pack_params(step, pipeline.interface.params)
         offset = align(len(uniform), self.facts.limits.uniform_alignment)
         uniform += bytes(offset - len(uniform)) + packed
@@ -296,10 +305,10 @@ class WebGpuBackend:
         bindings = tuple((names[name], region) for name, region in step.bindings)
         return Step(pipeline, bindings, (offset, len(packed)), step.grid)
 
-    def _pipeline_of(self, text: str) -> Pipeline:
-        found = self._pipelines.get(text)
+    def _pipeline_of(self, shader: Shader) -> Pipeline:
+        found = self._pipelines.get(shader)
         if found is None:
-            found = self._pipelines[text] = self._build(text)
+            found = self._pipelines[shader] = self._build(specialise(shader))
         return found
 
     def _build(self, text: str) -> Pipeline:
@@ -389,8 +398,9 @@ class WebGpuBackend:
         if found is not None:
             self._groups.move_to_end(key)
             return found[1]
-        for role, buffer in buffers.items():
-            self.check_usable(buffer, role=role)
+        callers = {role: b for role, b in buffers.items() if not self.owns(b)}
+        for role, buffer in callers.items():
+            self._check_caller_buffer(buffer, "STORAGE", role)
         whole: dict[str, Any] = {
             "tables": compiled.tables,
             "workspace": self._scratch_of("workspace", compiled.plan.workspace),
@@ -399,9 +409,14 @@ class WebGpuBackend:
         }
         if "prepared" not in whole:
             whole["prepared"] = self._scratch_of("prepared", compiled.plan.prepared)
-        groups = [self._bind_group(compiled, step, whole) for step in steps]
+        try:
+            groups = [self._bind_group(compiled, step, whole) for step in steps]
+        except self.provider.api.GPUValidationError:
+            for role, buffer in callers.items():
+                self._try_to_bind(buffer, role)  # says which one it was
+            raise
         # A caller's own buffer may be destroyed later, and only a new bind group would notice.
-        if all(map(self.owns, buffers.values())):
+        if not callers:
             self._groups[key] = ((compiled, whole), groups)
             if len(self._groups) > BIND_GROUPS:
                 self._groups.popitem(last=False)
