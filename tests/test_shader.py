@@ -167,7 +167,7 @@ def test_other_mismatches() -> None:
     with pytest.raises(KeyError, match="no function act_mish"):
         specialise(dataclasses.replace(Shader.of("gemm"), activation="mish"))
     with pytest.raises(KeyError, match="no one-line 'fn activate"):
-        specialise(Shader.of("im2col", activation=Activation("relu")))
+        specialise(Shader.of("im2col", "f32", Activation("relu")))
 
 
 # ---- loops ----
