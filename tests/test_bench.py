@@ -115,6 +115,8 @@ def test_a_report_is_json_with_all_samples(measured: Result, device: Device) -> 
     assert only["count"] == 2
     assert only["flop"] == 2 * 2 * 6 * 4 * 9 * 9 * 8
     assert all(len(m["samples"]) >= 2 for m in only["measurements"])
-    assert data["machine"] == json.loads(json.dumps(machine(device)))
+    here = json.loads(json.dumps(machine(device)))
+    assert data["machine"].keys() == here.keys()
+    assert data["machine"]["driver"] == here["driver"]
     assert data["machine"]["driver"]
     assert {"date", "commit", "method", "wgpuconv"} <= set(data)

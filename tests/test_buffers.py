@@ -7,9 +7,11 @@ import sys
 import threading
 from dataclasses import dataclass
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from wgpuconv import Device, tensor
 from wgpuconv.backends.buffers import BufferPool, size_class
 
 
@@ -132,3 +134,16 @@ def test_giving_from_many_threads() -> None:
     finally:
         sys.setswitchinterval(interval)
     assert len({id(buffers.take(1000, 1 << 30)) for _ in range(1600)}) == len(created) == 1600
+
+
+def test_a_tensor_in_a_cycle_of_garbage_gives_back_a_living_buffer(device: Device) -> None:
+    """The collector ends all of a cycle at once; what the pool gets must not be part of that."""
+    array = np.arange(12, dtype=np.float32)
+    for _ in range(5):
+        cycle: list[object] = [tensor(array, device)]
+        cycle.append(cycle)
+        del cycle
+        gc.collect()
+        again = tensor(array, device)
+        assert device.backend.owns(again.buffer)
+        assert np.array_equal(again.numpy(), array)

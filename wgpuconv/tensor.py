@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,9 +23,6 @@ class Tensor:
     Made by :func:`tensor`, :meth:`Tensor.empty`, :meth:`Tensor.from_buffer`, and returned by
     operations on tensors. Its work may still be running; :meth:`numpy` waits for it.
     """
-
-    _pooled = False
-    """Whether the buffer goes back to the device's pool with this object."""
 
     def __init__(
         self, device: Device, buffer: Any, shape: tuple[int, ...], dtype: np.dtype[Any]
@@ -47,7 +45,9 @@ class Tensor:
         device = device or default_device()
         buffer = device.backend.allocate(math.prod(shape) * dtype.itemsize)
         made = cls(device, buffer, shape, dtype)
-        made._pooled = True
+        # Work submitted later runs later, so the buffer may be reused at once. Not in __del__:
+        # in a cycle of garbage the buffer's own end may come first.
+        weakref.finalize(made, device.backend.free, buffer).atexit = False
         return made
 
     @classmethod
@@ -65,11 +65,6 @@ class Tensor:
                 f"the buffer has {buffer.size} bytes, shape {shape} of {dtype} needs {needed}"
             )
         return cls(device, buffer, shape, dtype)
-
-    def __del__(self) -> None:
-        if self._pooled:
-            # Work submitted later runs later, so the buffer may be reused at once.
-            self.device.backend.free(self.buffer)
 
     @property
     def ndim(self) -> int:
