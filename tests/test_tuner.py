@@ -35,7 +35,7 @@ from wgpuconv.plan import Config, Plan
 from wgpuconv.planner import Candidate, lower, survey
 from wgpuconv.problem import ACTIVATIONS, Activation
 from wgpuconv.tuning import tuner as tuner_module
-from wgpuconv.tuning.session import shortlist
+from wgpuconv.tuning.session import MOST_CANDIDATES, MOST_CONFIGS, shortlist
 from wgpuconv.tuning.store import Entry, Store, Trial
 from wgpuconv.tuning.timing import HARDWARE, SOFTWARE, Rules, Timing, measure, spin_up
 from wgpuconv.tuning.tuner import Choice, Tuner
@@ -115,6 +115,9 @@ class Machine:
     def write(self, buffer: np.ndarray, array: np.ndarray) -> None:
         data = array.reshape(-1).view(np.uint8)
         buffer[: data.size] = data
+
+    def copy(self, source: np.ndarray, target: np.ndarray, nbytes: int) -> None:
+        target[:nbytes] = source[:nbytes]
 
     def read(self, buffer: np.ndarray, array: np.ndarray) -> None:
         array.reshape(-1).view(np.uint8)[:] = buffer[: array.nbytes]
@@ -378,11 +381,14 @@ def test_the_shortlist_is_short_and_diverse() -> None:
         ("a", 1.0),
         ("b", 2.0),
         ("a", 1.1),
-        ("b", 2.1),
         ("a", 1.2),
+        ("a", 1.3),
+        ("b", 2.1),
     ]
     many = [Candidate(str(i), {}, 1 + i / 100) for i in range(50)]
-    assert len(shortlist(many)) == 12
+    assert len(shortlist(many)) == MOST_CANDIDATES
+    alike = [Candidate("a", {"i": i}, 1 + i / 100) for i in range(50)]
+    assert len(shortlist(alike)) == MOST_CONFIGS
     assert shortlist([]) == []
 
 
@@ -794,11 +800,12 @@ def test_an_explanation_holds_everything_that_was_weighed() -> None:
         (label("a", 1), 5e-4, None),
         (label("a", 0), 1e-3, None),
         (label("a", 2), 1e-3, None),
+        (label("a", 3), 1e-3, None),
         (label("b"), None, "no"),
     ]
     assert {r["scratch"] for r in found["rows"]} == {256}
     assert found["refusals"] == {"c": "needs a 1x1 kernel, got 3x3"}
-    assert found["notes"][-1] == "4 of 6 candidates are listed"
+    assert found["notes"][-1] == "5 of 6 candidates are listed"
     assert len(explained(of, everything=True)["rows"]) == 6
 
 

@@ -72,6 +72,9 @@ class Backend(Protocol):
     def write(self, buffer: Any, array: np.ndarray) -> None:
         """Copies a C-contiguous array to the buffer's beginning."""
 
+    def copy(self, source: Any, target: Any, nbytes: int) -> None:
+        """Copies the first bytes, a multiple of 4, from one buffer of ``allocate`` to another."""
+
     def read(self, buffer: Any, array: np.ndarray) -> None:
         """Waits for the work so far and fills a C-contiguous array from the buffer."""
 

@@ -172,6 +172,12 @@ class WebGpuBackend:
             self.check_usable(buffer, "COPY_DST")
             self.gpu_device.queue.write_buffer(buffer, 0, data)
 
+    def copy(self, source: Any, target: Any, nbytes: int) -> None:
+        with self._guard:
+            encoder = self.gpu_device.create_command_encoder()
+            encoder.copy_buffer_to_buffer(source, 0, target, 0, nbytes)
+            self.gpu_device.queue.submit([encoder.finish()])
+
     def read(self, buffer: Any, array: np.ndarray) -> None:
         if not array.nbytes:
             return

@@ -15,8 +15,8 @@ from .timing import Rules, Timing, measure, spin_up
 from .verify import Check
 from .workbench import Machine, Workbench
 
-MOST_CANDIDATES = 12
-MOST_CONFIGS = 3
+MOST_CANDIDATES = 16
+MOST_CONFIGS = 8
 """Of each algorithm, in mode 'auto'."""
 COST_RANGE = 4.0
 """How many times the least guess a candidate's guess may be, to be worth measuring."""
@@ -189,7 +189,7 @@ class Session:
 
 
 def shortlist(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """The few most promising of candidates sorted by cost, the best of each algorithm first.
+    """The few most promising of candidates sorted by cost, first the best of each algorithm.
 
     Of configurations that the model gives the same cost, one stands for all.
     """
@@ -202,9 +202,10 @@ def shortlist(candidates: Sequence[Candidate]) -> list[Candidate]:
         distinct = all(not math.isclose(candidate.cost, other.cost) for other in chosen)
         if candidate.cost <= limit and distinct and len(chosen) < MOST_CONFIGS:
             chosen.append(candidate)
-    ranked = sorted(
-        (rank, candidate.cost, number, candidate)
-        for number, chosen in enumerate(by_algorithm.values())
-        for rank, candidate in enumerate(chosen)
-    )
-    return [candidate for *_, candidate in ranked][:MOST_CANDIDATES]
+    best = [chosen[0] for chosen in by_algorithm.values() if chosen]
+    others = sorted((c for chosen in by_algorithm.values() for c in chosen[1:]), key=_cost)
+    return (best + others)[:MOST_CANDIDATES]
+
+
+def _cost(candidate: Candidate) -> float:
+    return candidate.cost
