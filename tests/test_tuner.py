@@ -97,6 +97,7 @@ class Machine:
     faults: dict[str, Callable[[np.ndarray], None] | Exception] = field(default_factory=dict)
     """By label: what spoils an output, or what compiling raises."""
     compile_seconds: float = 0.0
+    warm_seconds: float = 0.0
     facts: Facts = field(default_factory=Facts)
     identity: Identity = field(default_factory=Identity)
     now: float = 0.0
@@ -131,6 +132,7 @@ class Machine:
         return Compiled(plan)
 
     def warm(self, plans: Sequence[Plan]) -> None:
+        self.now += self.warm_seconds
         self.warmed += [plan.label for plan in plans]
 
     def prepare(self, compiled: Compiled, buffers: Mapping[str, Any]) -> None:
@@ -334,6 +336,15 @@ def test_compiling_counts_towards_the_budget() -> None:
     choose(tuner(machine, budget=1.0))
     assert len(machine.compiled) == 3  # at 0.6 seconds, half of the budget is over
     assert machine.now < 1.0 + HARDWARE.spin_up + 0.2
+
+
+def test_compiling_side_by_side_has_a_budget_of_its_own() -> None:
+    costs = [1 + i / 100 for i in range(16)]
+    machine = Machine(fakes(*costs), warm_seconds=0.8)
+    choice = choose(tuner(machine, budget=1.0))
+    assert len(choice.timings) == 9  # of the second eight's 0.8 seconds only 0.2 were free
+    slow = Machine(fakes(*costs), warm_seconds=5.0)
+    assert len(choose(tuner(slow, budget=1.0)).timings) == 1
 
 
 def test_without_any_budget_one_is_verified_and_taken() -> None:

@@ -81,6 +81,7 @@ class Session:
         self._clock = clock
         self._progress = progress
         self._begin = clock()
+        self._grace = self._budget  # what compiling side by side may take beside the budget
         self._ready: list[Ready] = []
         self._estimates: list[float] = []
         self._bench = Workbench(machine, Check(found.problem))
@@ -152,12 +153,19 @@ class Session:
         self._tell("verify", len(candidates), len(candidates))
 
     def _warm(self, candidates: Sequence[Candidate]) -> None:
-        """Has the next candidates' kernels compiled side by side."""
-        plans = []
+        """Has the next candidates' kernels compiled side by side.
+
+        That is not held against the budget, up to as much again: a driver slow enough to spend
+        it all on the first few would leave them unmeasured.
+        """
+        begin, plans = self._clock(), []
         for candidate in candidates:
             with contextlib.suppress(AlgorithmRefusedError):  # listed when its turn comes
                 plans.append(self._lower(candidate))
         self._machine.warm(plans)
+        free = min(self._clock() - begin, self._grace)
+        self._grace -= free
+        self._begin += free
 
     def _time(self) -> None:
         begin = self._clock()
