@@ -102,11 +102,11 @@ class Session:
     def _gather(self) -> None:
         candidates, full = self._found.candidates, self._budget == math.inf
         first = list(candidates) if full else shortlist(candidates)
-        self._admit(first, self._after(PREPARATION))
+        self._admit(first, PREPARATION)
         if not self._ready:  # the promising ones all failed: any that is right will do
-            self._admit([c for c in candidates if c not in first], -math.inf)
+            self._admit([c for c in candidates if c not in first], -1.0)
         if any(self._siblings(r) for r in self._ready):
-            self._admit(self._siblings(self._leader()), self._after(SIBLINGS), least=0)
+            self._admit(self._siblings(self._leader()), SIBLINGS, least=0)
 
     def _after(self, share: float) -> float:
         """The time when that share of the budget is spent."""
@@ -128,11 +128,11 @@ class Session:
             if c.algorithm == algorithm and math.isclose(c.cost, cost) and c.label not in met
         ]
 
-    def _admit(self, candidates: Sequence[Candidate], deadline: float, *, least: int = 1) -> None:
-        """Compiles and verifies candidates until the deadline, and so many in any case."""
+    def _admit(self, candidates: Sequence[Candidate], share: float, *, least: int = 1) -> None:
+        """Compiles and verifies candidates for a share of the budget, and so many in any case."""
         admitted = 0
         for number, candidate in enumerate(candidates):
-            if admitted >= least and self._clock() > deadline:
+            if admitted >= least and self._clock() > self._after(share):
                 break
             if number % AT_ONCE == 0:
                 self._warm(candidates[number : number + AT_ONCE])
