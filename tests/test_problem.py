@@ -186,6 +186,7 @@ def test_bad_texts(text: str, says: str) -> None:
         (lambda: conv(activation="mish"), ProblemError, "unknown activation 'mish'; known are"),
         (lambda: conv(activation=3), DtypeError, "None, a name or a tuple"),
         (lambda: conv(activation=()), DtypeError, "None, a name or a tuple"),
+        (lambda: conv(activation=(["relu"],)), ProblemError, "unknown activation"),
         (lambda: conv(activation=("clip", 1)), ProblemError, r"parameters \(low, high\)"),
         (lambda: conv(activation="clip"), ProblemError, r"parameters \(low, high\)"),
         (lambda: conv(activation=("relu", 1)), ProblemError, "parameters none"),
@@ -248,6 +249,14 @@ def test_shapes_and_sizes() -> None:
     t = transpose(stride=2, padding=1, output_padding=(1, 0))
     assert t.out_shape == (2, 6, 18, 15)
     assert t.multiply_adds == 2 * 9 * 8 * 4 * 6 * 9
+
+
+def test_parameters_beyond_float32_are_infinite() -> None:
+    bounds = Activation.of(("clip", -1e300, 3.5e38))
+    assert (bounds.a, bounds.b) == (-math.inf, math.inf)
+    assert bounds == Activation.of(tuple(str(bounds).split(",")))
+    largest = float(np.finfo(np.float32).max)
+    assert Activation.of(("clip", -largest, largest)).b == largest
 
 
 def test_activations() -> None:

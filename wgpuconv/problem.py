@@ -28,6 +28,7 @@ DTYPES = {"f32": 4, "f16": 2}
 """Bytes of an element, by the name of its dtype in a problem's text."""
 LAYOUTS = ("NCHW", "NHWC")
 _BIGGEST = 2**31 - 1
+_F32_MAX = (2 - 2**-23) * 2.0**127
 
 _ACTIVATIONS: dict[str, tuple[tuple[str, ...], tuple[float, ...] | None]] = {
     # name: (names of its parameters, their defaults; None where the caller must give them)
@@ -68,7 +69,7 @@ class Activation:
                 f"activation must be None, a name or a tuple (name, parameters...), got {spec!r}"
             )
         name, *args = [spec] if isinstance(spec, str) else spec
-        if name not in _ACTIVATIONS:
+        if not isinstance(name, str) or name not in _ACTIVATIONS:
             raise ProblemError(f"unknown activation {name!r}; known are {', '.join(ACTIVATIONS)}")
         names, defaults = _ACTIVATIONS[name]
         if not args and defaults is not None:
@@ -80,6 +81,8 @@ class Activation:
         if len(values) != len(names):
             expected = f"({', '.join(names)})" if names else "none"
             raise ProblemError(f"{name} takes the parameters {expected}, got {tuple(args)!r}")
+        # Kernels take them as float32, in which larger ones are infinite.
+        values = [math.copysign(math.inf, v) if abs(v) > _F32_MAX else v for v in values]
         if any(math.isnan(v) for v in values):
             raise ProblemError(f"the parameters of {name} must not be NaN, got {tuple(args)!r}")
         if name == "clip" and values[0] > values[1]:
