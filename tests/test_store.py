@@ -88,6 +88,12 @@ def test_a_family_differs_in_batch_and_size_only(path: Path) -> None:
         assert found == {PROBLEM, sized(8), taller}
 
 
+def test_an_empty_batch_is_nobodys_relative(path: Path) -> None:
+    Store(path).put(entry(), entry(sized(0)))
+    with pytest.warns(TuningWarning, match="has no images"):
+        assert [w.problem for w in Store(path).family(KEY)] == [PROBLEM]
+
+
 def test_clear_forgets_memory_and_file(path: Path) -> None:
     store = Store(path)
     store.put(entry(), entry(sized(2)))
@@ -447,6 +453,7 @@ def test_an_entry_survives_json() -> None:
     [
         ({"backend": None}, "'backend' must be a str, got None"),
         ({"problem": "conv9d"}, "begins with 'conv2d'"),
+        ({"problem": sized(0)}, "has no images"),
         ({"trials": "none"}, "'trials' must be a list"),
         ({"trials": [1]}, "a trial must be an object"),
         ({"config": {"a": None}}, "'config' must hold"),

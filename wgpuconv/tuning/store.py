@@ -134,7 +134,7 @@ def entry_of(data: Any) -> Entry:
     if not isinstance(data, dict):
         raise ValueError(f"an entry must be an object, got {type(data).__name__}")
     key = Key(*(_checked(data, name, str) for name in Key._fields))
-    ConvProblem.parse(key.problem)
+    _check_problem(key.problem)
     trials = []
     for trial in _checked(data, "trials", list):
         if not isinstance(trial, dict):
@@ -164,6 +164,11 @@ def _checked(data: dict[str, Any], name: str, kind: type[T]) -> T:
     if not isinstance(value, kind):
         raise ValueError(f"{name!r} must be a {kind.__name__}, got {value!r}")
     return value
+
+
+def _check_problem(text: str) -> None:
+    if ConvProblem.parse(text).empty:  # and no other size is near to it
+        raise ValueError(f"nothing can have been measured of {text!r}, which has no images")
 
 
 def _config(data: dict[str, Any]) -> Config:
@@ -381,7 +386,7 @@ def _entry(row: tuple[str, ...]) -> Entry:
 
 def _winner(row: tuple[str, ...]) -> Winner:
     data = _decoded(Winner._fields, row)
-    ConvProblem.parse(_checked(data, "problem", str))
+    _check_problem(_checked(data, "problem", str))
     return Winner(data["problem"], _checked(data, "algorithm", str), _config(data), _sources(data))
 
 
