@@ -21,7 +21,6 @@ _SOURCES = {
     "tuned": "measured now",
     "stored": "measured before",
     "similar": "measured before for a similar size",
-    "forced": "asked for",
 }
 
 
