@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import EntryPoint, EntryPoints
 from types import SimpleNamespace
 from typing import Any
@@ -27,6 +28,7 @@ from wgpuconv.errors import (
     UnsupportedFeatureError,
 )
 from wgpuconv.facts import WEBGPU_DEFAULTS
+from wgpuconv.shader import load
 
 X = np.arange(16, dtype=np.float32).reshape(1, 1, 4, 4)
 W = np.ones((1, 1, 2, 2), np.float32)
@@ -294,6 +296,22 @@ def test_from_wgpu(module: str) -> None:
     with pytest.raises(UnsupportedFeatureError, match=r"shader-f16.*use float32"):
         conv2d(X.astype(np.float16), W.astype(np.float16), device=device)
     assert works(device)
+
+
+def test_an_applications_shaders_stay_checked(device: Device) -> None:
+    """The stand-in for wgpu-py's entry point is gone after threads have compiled side by side."""
+    api = importlib.import_module("wgpu.backends.wgpu_native._api")
+    plain = api.libf.wgpuDeviceCreateShaderModule
+    backend = device.backend
+    with ThreadPoolExecutor(8) as pool:
+        made = [
+            pool.submit(
+                backend.provider.shader_module, backend.gpu_device, load("direct"), trusted=True
+            )
+            for _ in range(24)
+        ]
+    assert all(module.result() for module in made)
+    assert api.libf.wgpuDeviceCreateShaderModule is plain
 
 
 @pytest.mark.parametrize("module", ["wgpu", "wgpudawn"])

@@ -105,7 +105,6 @@ class Provider:
         library = self._native_library() if trusted else None
         if library is None:
             return device.create_shader_module(code=code)
-        plain = library.wgpuDeviceCreateShaderModule
         thread = threading.get_ident()
 
         def create(device_id: Any, descriptor: Any) -> Any:
@@ -113,7 +112,8 @@ class Provider:
                 return plain(device_id, descriptor)
             return library.wgpuDeviceCreateShaderModuleTrusted(device_id, descriptor, 0)
 
-        with self.lock:
+        with self.lock:  # without it, what is found here may be another thread's stand-in
+            plain = library.wgpuDeviceCreateShaderModule
             library.wgpuDeviceCreateShaderModule = create
             try:
                 return device.create_shader_module(code=code)
