@@ -298,6 +298,24 @@ def test_from_wgpu(module: str) -> None:
     assert works(device)
 
 
+@pytest.mark.parametrize(("api", "checks"), [("Vulkan", 0), ("D3D12", 0), ("Metal", 1)])
+def test_metal_keeps_its_bounds_checks(api: str, checks: int) -> None:
+    """It has no robust access, and masked loads of the GEMM kernels reach past a buffer."""
+    calls: list[tuple[Any, ...]] = []
+    library = SimpleNamespace(
+        wgpuDeviceCreateShaderModule=lambda *given: pytest.fail("the checked entry point"),
+        wgpuDeviceCreateShaderModuleTrusted=lambda *given: calls.append(given),
+    )
+    source = provider_module.Provider("wgpu")
+    source._native_library = lambda: library  # type: ignore[method-assign]
+    gpu_device = SimpleNamespace(
+        adapter_info={"backend_type": api},
+        create_shader_module=lambda code: library.wgpuDeviceCreateShaderModule("id", code),
+    )
+    source.shader_module(gpu_device, "text", trusted=True)
+    assert calls == [("id", "text", checks)]
+
+
 def test_an_applications_shaders_stay_checked(device: Device) -> None:
     """The stand-in for wgpu-py's entry point is gone after threads have compiled side by side."""
     api = importlib.import_module("wgpu.backends.wgpu_native._api")

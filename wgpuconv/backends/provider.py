@@ -13,6 +13,8 @@ from ..errors import ForkedProcessError, MissingExtraError
 PROVIDERS = {"wgpu": "wgpu", "dawn": "wgpudawn"}
 """Module by the name that a device spec uses."""
 
+_BOUNDS_CHECKS = 1  # WGPUShaderRuntimeChecks_BoundsChecks of wgpu.h
+
 
 class Provider:
     """One implementation of the WebGPU API, and what differs between them."""
@@ -99,6 +101,9 @@ class Provider:
     def shader_module(self, device: Any, code: str, *, trusted: bool) -> Any:
         """A shader module; ``trusted`` leaves out wgpu-native's loop counters and clamps.
 
+        Kernels read past the ends of a buffer what they then mask away. Vulkan's and DX12's
+        devices make that harmless themselves; Metal does not, so there the clamps stay.
+
         wgpu-py offers no API for that yet, so its library's own entry point stands in for the
         plain one during the call. Where it is not there, the module is a checked one.
         """
@@ -106,11 +111,12 @@ class Provider:
         if library is None:
             return device.create_shader_module(code=code)
         thread = threading.get_ident()
+        checks = _BOUNDS_CHECKS if device.adapter_info["backend_type"] == "Metal" else 0
 
         def create(device_id: Any, descriptor: Any) -> Any:
             if threading.get_ident() != thread:  # another user of wgpu-py in this process
                 return plain(device_id, descriptor)
-            return library.wgpuDeviceCreateShaderModuleTrusted(device_id, descriptor, 0)
+            return library.wgpuDeviceCreateShaderModuleTrusted(device_id, descriptor, checks)
 
         with self.lock:  # without it, what is found here may be another thread's stand-in
             plain = library.wgpuDeviceCreateShaderModule
