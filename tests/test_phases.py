@@ -8,9 +8,19 @@ from contract import problems
 from hypothesis import given
 from hypothesis import strategies as st
 
+from wgpuconv.algorithms import find
 from wgpuconv.algorithms.base import strides
-from wgpuconv.algorithms.phases import NEVER, Axis, Phase, phases, tap_table
+from wgpuconv.algorithms.phases import (
+    MOST_PHASES,
+    NEVER,
+    Axis,
+    Phase,
+    count_phases,
+    phases,
+    tap_table,
+)
 from wgpuconv.errors import ProblemError
+from wgpuconv.facts import Facts
 from wgpuconv.problem import ConvProblem
 
 Product = tuple[int, int, int, int, int, int]
@@ -170,3 +180,20 @@ def test_tap_tables_point_at_the_right_elements(
                 assert row[0] == image[c, h.offset, w.offset]
             tap = (c, 0) if p.transposed else (0, c)
             assert row[3] == weight[(*tap, h.place, w.place)]
+
+
+@pytest.mark.parametrize("problem", problems(), ids=str)
+def test_phases_are_counted_without_making_them(problem: ConvProblem) -> None:
+    assert count_phases(problem) == len(phases(problem))
+
+
+def test_a_stride_of_too_many_phases_is_refused() -> None:
+    """A dispatch a phase: a stride of 1024 took half a minute to plan, a million to launch."""
+    implicit = find("implicit_gemm")
+    fits = ConvProblem.parse("conv_transpose2d n1 c1 h4 w4 k1 r3 s3 stride32")
+    assert count_phases(fits) == MOST_PHASES
+    assert implicit.refusal(fits, Facts()) is None
+    large = ConvProblem.parse("conv_transpose2d n1 c1 h4 w4 k1 r3 s3 stride1024")
+    reason = implicit.refusal(large, Facts())
+    assert reason is not None
+    assert "got 1048576 (stride 1024,1024)" in reason

@@ -11,7 +11,7 @@ from ..facts import Facts
 from ..plan import Config, Pass, Plan, Region, Shader, Tables, align, ceil_div, grid_1d
 from ..problem import ConvProblem
 from .base import Algorithm, activation_params, bias_region, params, roofline, strides
-from .phases import MOST_COLUMNS, MOST_ROWS, Phase, phases, tap_table
+from .phases import MOST_COLUMNS, MOST_PHASES, MOST_ROWS, Phase, count_phases, phases, tap_table
 from .tiles import (
     gemm_shader,
     pack_pass,
@@ -52,6 +52,12 @@ class ImplicitGemm(Algorithm):
         return configs
 
     def refuse(self, problem: ConvProblem, facts: Facts) -> str | None:
+        count = count_phases(problem)
+        if count > MOST_PHASES:
+            return (
+                f"needs at most {MOST_PHASES} phases of the stride, each of which is a dispatch, "
+                f"got {count} (stride {problem.stride[0]},{problem.stride[1]})"
+            )
         rows = max(len(phase.h.taps) for phase in phases(problem))
         columns = max(len(phase.w.taps) for phase in phases(problem))
         if rows > MOST_ROWS or columns > MOST_COLUMNS:

@@ -66,6 +66,17 @@ class Phase:
         return len(self.h.taps) * len(self.w.taps)
 
 
+MOST_PHASES = 1024
+"""A stride of 32 both ways. Beyond, launches and planning take longer than any other algorithm."""
+
+
+def count_phases(problem: ConvProblem) -> int:
+    """How many ``phases`` would give, without making them."""
+    if not problem.transposed:
+        return 1
+    return min(problem.stride[0], problem.out_h) * min(problem.stride[1], problem.out_w)
+
+
 def phases(problem: ConvProblem) -> list[Phase]:
     """The gathers that together write every output pixel once."""
     return [Phase(h, w) for h in _axes(problem, 0) for w in _axes(problem, 1)]
