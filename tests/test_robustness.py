@@ -195,6 +195,8 @@ def test_buffer_too_small(spec: str) -> None:
     small = storage(device, INPUT.nbytes - 4)
     with pytest.raises(ProblemError, match=f"{INPUT.nbytes - 4} bytes"):
         Tensor.from_buffer(small, INPUT.shape, "f4", device)
+    with pytest.raises(ProblemError, match="needs 8"):  # whole words are bound and copied
+        Tensor.from_buffer(storage(device, 6), (3,), "f2", device)
     plan = plan_conv2d(INPUT.shape, WEIGHT.shape, device=device)
     for role in ("input", "weight", "out"):
         buffers = caller_buffers(device)

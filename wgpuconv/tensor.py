@@ -12,6 +12,7 @@ import numpy as np
 
 from .device import Device, default_device, shared_device
 from .errors import DtypeError, ProblemError
+from .plan import align
 
 DTYPE_NAMES: dict[np.dtype[Any], str] = {np.dtype(np.float32): "f32", np.dtype(np.float16): "f16"}
 NUMPY_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
@@ -29,7 +30,10 @@ class Tensor:
     ) -> None:
         self.device = device
         self.buffer = buffer
-        """The device's own buffer object (a ``GPUBuffer`` for wgpu)."""
+        """The device's own buffer object (a ``GPUBuffer`` for wgpu).
+
+        Keep the tensor while you use its buffer: another tensor gets that when this one is gone.
+        Never destroy it; a submit with a destroyed buffer ends the process."""
         self.shape = shape
         self.dtype = dtype
 
@@ -59,7 +63,7 @@ class Tensor:
         """
         shape, dtype = _checked_shape(shape), checked_dtype(np.dtype(dtype))
         device.backend.check_usable(buffer)
-        needed = math.prod(shape) * dtype.itemsize
+        needed = align(math.prod(shape) * dtype.itemsize, 4)  # bindings and copies count words
         if buffer.size < needed:
             raise ProblemError(
                 f"the buffer has {buffer.size} bytes, shape {shape} of {dtype} needs {needed}"
