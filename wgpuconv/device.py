@@ -91,14 +91,15 @@ class CallCache:
 class Device:
     """A GPU (or a software driver) opened for convolutions.
 
-    ``spec`` is ``"wgpu"`` or ``"dawn"`` (the first adapter of that implementation),
+    ``spec`` is ``"wgpu"`` or ``"dawn"`` (the best adapter of that implementation),
     ``"wgpu:1"`` (by number), or a part of an adapter's name. Without one, the environment
     variable WGPUCONV_DEVICE is used, then the best adapter there is: hardware before software,
     discrete before integrated. ``limits`` asks for less than the adapter offers (for tests);
     ``trusted=False`` keeps wgpu-native's own run-time checks in shaders.
 
     ``tune`` says how the fastest kernel is found: ``"auto"`` measures a few candidates the
-    first time a problem is met on a GPU (about a second, once; not on a software driver),
+    first time a problem is met on a GPU (about a second, once, or what the environment
+    variable WGPUCONV_TUNE_BUDGET says in seconds; not on a software driver),
     ``"full"`` all of them, ``"stored"`` uses what was measured before, else the cost model,
     and ``"off"`` the cost model alone. Without it, the environment variable WGPUCONV_TUNE
     is used, then "auto". ``store`` is the file that measurements are kept in (":memory:":

@@ -91,8 +91,14 @@ class Backend(Protocol):
         unless ``buffers`` has a 'prepared' buffer that holds its result. With ``into``, waits
         and fills that C-contiguous array from the buffer 'out'."""
 
+    def record(self, compiled: Compiled, buffers: Buffers, compute: Any) -> None:
+        """Records the plan's work into a caller's compute pass; submits nothing."""
+
     def prepare(self, compiled: Compiled, buffers: Buffers) -> None:
         """Submits only the plan's ``prepare`` passes, into ``buffers['prepared']``."""
+
+    def trim(self) -> None:
+        """Gives pooled and scratch memory back to the driver."""
 
     def time(
         self, trials: Sequence[tuple[Compiled, Buffers]], *, repeats: Sequence[int]
