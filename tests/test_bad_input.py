@@ -40,7 +40,7 @@ CASES: dict[str, Case] = {
     ),
     "channels": (
         lambda d: conv2d(ones(2, 5, 6, 6), W, device=d),
-        errors.ProblemError, ValueError, r"5 channels a group .* got shape \(6, 4, 3, 3\)",
+        errors.ProblemError, ValueError, r"5 channels a group, got shape \(6, 4, 3, 3\)",
     ),
     "channels of a transposed convolution": (
         lambda d: conv_transpose2d(X, W, device=d),

@@ -211,7 +211,7 @@ print([name for name in ("torch", "cupy", "onnx", "typer", "rich") if name in sy
 def test_arrays_of_torch_by_numpy(device: Device) -> None:
     torch = pytest.importorskip("torch")
     x = torch.ones(1, 1, 3, 3)
-    with pytest.raises(DtypeError, match=r"got torch\.Tensor; convert it with numpy.asarray"):
+    with pytest.raises(DtypeError, match=r"got torch\.Tensor; convert an array with \.detach"):
         wgpuconv.conv2d(x, x, device=device)
     assert tensor(x, device).shape == (1, 1, 3, 3)
     assert wgpuconv.conv2d(x.numpy(), x.numpy(), device=device) == 9
@@ -505,3 +505,12 @@ def test_module_bad_input(device: Device) -> None:
     with pytest.raises(DtypeError, match="input must have the weight's dtype float32"):
         module(np.ones((1, 3, 5, 5), np.float16))
     assert module(np.ones((1, 3, 5, 5), np.float32)).shape == (1, 2, 3, 3)
+
+
+def test_numpy_reads_a_tensor(device: Device) -> None:
+    array = np.arange(6, dtype=np.float32).reshape(2, 3)
+    made = tensor(array, device)
+    assert np.array_equal(np.asarray(made), array)
+    assert np.asarray(made, dtype=np.float64).dtype == np.float64
+    with pytest.raises(ValueError, match="cannot be had without a copy"):
+        made.__array__(copy=False)

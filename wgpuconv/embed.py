@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from .device import Device, default_device
 from .errors import DtypeError, MixedDevicesError, ProblemError
 from .ops import problem_of, refuse_overlap
 from .plan import Plan
-from .problem import ConvProblem, Op
-from .tensor import Tensor, as_device
+from .problem import DTYPES, ConvProblem, Op
+from .tensor import DTYPE_NAMES, Tensor, as_device
 
 
 class EncodablePlan:
@@ -85,14 +87,17 @@ def plan_conv2d(
     groups: int = 1,
     *,
     bias: bool = False,
-    dtype: str = "f32",
+    dtype: Any = "f32",
     activation: Any = None,
     layout: str = "NCHW",
     algorithm: str = "auto",
     device: Device | str | None = None,
     workspace_limit: int | None = None,
 ) -> EncodablePlan:
-    """A conv2d of these shapes, to be recorded many times. ``dtype`` is 'f32' or 'f16'."""
+    """A conv2d of these shapes, to be recorded many times.
+
+    ``dtype`` is float32 or float16, as a numpy dtype or by name ('f32', 'f16').
+    """
     parameters = (stride, padding, dilation, 0, groups, layout, activation)
     return _plan(
         "conv2d",
@@ -117,7 +122,7 @@ def plan_conv_transpose2d(
     dilation: Any = 1,
     *,
     bias: bool = False,
-    dtype: str = "f32",
+    dtype: Any = "f32",
     activation: Any = None,
     layout: str = "NCHW",
     algorithm: str = "auto",
@@ -145,13 +150,28 @@ def _plan(
     weight_shape: Sequence[int],
     parameters: tuple[Any, ...],
     bias: bool,
-    dtype: str,
+    dtype: Any,
     algorithm: str,
     device: Device | str | None,
     workspace_limit: int | None,
 ) -> EncodablePlan:
-    problem = problem_of(op, input_shape, weight_shape, None, dtype, parameters)
+    for name, shape in (("input_shape", input_shape), ("weight_shape", weight_shape)):
+        if hasattr(shape, "dtype"):
+            raise DtypeError(f"{name} must be a shape, got an array; pass its .shape")
+    problem = problem_of(op, input_shape, weight_shape, None, _dtype_name(dtype), parameters)
     problem = problem.with_(bias=bool(bias))
     on = as_device(device) or default_device()
     compiled = on.compiled(problem, algorithm=algorithm, workspace_limit=workspace_limit)
     return EncodablePlan(on, compiled)
+
+
+def _dtype_name(dtype: Any) -> str:
+    """'f32' or 'f16', which numpy's dtypes and their names stand for as well."""
+    if isinstance(dtype, str) and dtype in DTYPES:
+        return dtype
+    try:
+        return DTYPE_NAMES[np.dtype(dtype)]
+    except (TypeError, KeyError):
+        raise DtypeError(
+            f"dtype must be float32 or float16 ('f32', 'f16'), got {dtype!r}"
+        ) from None

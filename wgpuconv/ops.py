@@ -218,15 +218,18 @@ def common_dtype(**arrays: Any) -> Any:
         if value is None and name == "bias":
             continue
         if not isinstance(value, (np.ndarray, Tensor)):
+            how = ".detach().cpu().numpy()" if hasattr(value, "detach") else "numpy.asarray"
             raise DtypeError(
-                f"{name} must be a numpy array or a wgpuconv.Tensor, got "
-                f"{type(value).__module__}.{type(value).__name__}; convert it with "
-                "numpy.asarray(..., dtype=numpy.float32)"
+                f"{name} must be a numpy array or a wgpuconv.Tensor of values, got "
+                f"{type(value).__module__}.{type(value).__name__}; convert an array with {how}"
             )
         if dtype is None:
             first, dtype = name, checked_dtype(value.dtype, name)
         elif value.dtype != dtype:
-            raise DtypeError(f"{name} must have the {first}'s dtype {dtype}, got {value.dtype}")
+            raise DtypeError(
+                f"{name} must have the {first}'s dtype {dtype}, got {value.dtype}; "
+                f"convert one with .astype(numpy.{dtype})"
+            )
     return dtype
 
 

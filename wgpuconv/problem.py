@@ -79,8 +79,8 @@ class Activation:
         except (TypeError, ValueError):
             raise DtypeError(f"the parameters of {name} must be numbers, got {args!r}") from None
         if len(values) != len(names):
-            expected = f"({', '.join(names)})" if names else "none"
-            raise ProblemError(f"{name} takes the parameters {expected}, got {tuple(args)!r}")
+            form = f"({name!r}, {', '.join(names)})" if names else repr(name)
+            raise ProblemError(f"activation {name} is written {form}, got {spec!r}")
         # Kernels take them as float32, in which larger ones are infinite.
         values = [math.copysign(math.inf, v) if abs(v) > _F32_MAX else v for v in values]
         if any(math.isnan(v) for v in values):
@@ -271,8 +271,8 @@ class ConvProblem:
                 raise ProblemError(f"groups must divide the {k} filters, got groups={groups}")
             if w1 != c // groups:
                 raise ProblemError(
-                    f"the weight {names} must have {c // groups} channels a group "
-                    f"({c} input channels in {groups} group(s)), got shape {weight_shape}"
+                    f"an input of {c} channels in {groups} group(s) needs a weight {names} with "
+                    f"{c // groups} channels a group, got shape {tuple(weight_shape)}"
                 )
         if bias_shape is not None and tuple(bias_shape) != (k,):
             raise ProblemError(
@@ -471,7 +471,8 @@ def _pair(name: str, value: Any, *, least: int) -> Pair:
         number = _integer(name, value, least=least)
         return (number, number)
     if len(value) not in (1, 2):
-        raise ProblemError(f"{name} must be an integer or a pair of them, got {value!r}")
+        more = " or ((top, bottom), (left, right))" if name == "padding" else ""
+        raise ProblemError(f"{name} must be an integer or a pair of them{more}, got {value!r}")
     first, last = value[0], value[-1]
     return (_integer(name, first, least=least), _integer(name, last, least=least))
 

@@ -18,6 +18,9 @@ DTYPE_NAMES: dict[np.dtype[Any], str] = {np.dtype(np.float32): "f32", np.dtype(n
 NUMPY_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 
 
+HOW_TO_CONVERT = "convert it with .astype(numpy.float32)"
+
+
 class Tensor:
     """A C-contiguous array of float32 or float16 in one buffer of a device.
 
@@ -84,6 +87,12 @@ class Tensor:
         self.device.backend.read(self.buffer, array)
         return array
 
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """What ``numpy.asarray(t)`` gives: the same as :meth:`numpy`."""
+        if copy is False:
+            raise ValueError("a Tensor lives on a device; its values cannot be had without a copy")
+        return self.numpy().astype(dtype or self.dtype, copy=False)
+
     def __repr__(self) -> str:
         return f"Tensor(shape={self.shape}, dtype={self.dtype}, device={self.device.name!r})"
 
@@ -120,6 +129,6 @@ def checked_dtype(dtype: np.dtype[Any], name: str = "the array") -> np.dtype[Any
         raise DtypeError(
             f"{name} must have dtype float32 or float16, got {dtype}"
             f"{' in foreign byte order' if dtype.newbyteorder() in DTYPE_NAMES else ''}; "
-            "convert it with .astype(numpy.float32)"
+            f"{HOW_TO_CONVERT}"
         )
     return dtype
