@@ -484,3 +484,12 @@ def test_devices_are_collected(spec: str) -> None:
     del device
     gc.collect()
     assert backend() is None
+
+
+def test_a_pooled_buffer_cannot_be_destroyed(device: Device) -> None:
+    """A cached bind group would bind it again, and the submit would abort the process."""
+    t = tensor(np.ones((1, 1, 3, 3), np.float32), device)
+    wgpuconv.conv2d(t, t)
+    with pytest.raises(ProblemError, match="belongs to wgpuconv; drop its Tensor"):
+        t.buffer.destroy()
+    assert wgpuconv.conv2d(t, t).numpy() == 9

@@ -20,6 +20,7 @@ from .errors import (
     DtypeError,
     NoAdapterError,
     ProblemError,
+    UnknownAlgorithmError,
     UnsupportedFeatureError,
     WgpuConvError,
 )
@@ -259,10 +260,15 @@ class Device:
     def _candidates(
         self, problem: ConvProblem, algorithm: str, workspace_limit: int | None
     ) -> Survey:
-        if algorithm != "auto":
-            find(algorithm, self.algorithms)
         found = self.survey(problem, workspace_limit=workspace_limit)
-        return found if algorithm == "auto" else only(found, algorithm)
+        if algorithm == "auto":
+            return found
+        try:
+            find(algorithm, self.algorithms)
+        except UnknownAlgorithmError as error:
+            fitting = ", ".join(dict.fromkeys(c.algorithm for c in found.candidates))
+            raise UnknownAlgorithmError(f"{error}; {fitting} apply to {problem}") from None
+        return only(found, algorithm)
 
     def _lowering(
         self, problem: ConvProblem, workspace_limit: int | None

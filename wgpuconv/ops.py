@@ -47,7 +47,8 @@ def conv2d(
         algorithm: 'auto', or a name that ``wgpuconv algorithms`` lists.
         device: where numpy arrays are computed; tensors stay on theirs.
         out: written in place and returned: an array or tensor of the result's shape and dtype.
-        workspace_limit: most bytes of scratch memory for one call.
+        workspace_limit: most bytes that one call may take for columns, partial sums and parts
+            of large tensors (packed weights come on top).
 
     Returns:
         The kind that ``input`` is: a numpy array, or a Tensor whose work may still be running.

@@ -45,7 +45,7 @@ class Tensor:
         cls, shape: Sequence[int], dtype: Any = np.float32, device: Device | None = None
     ) -> Tensor:
         """A tensor with undefined contents."""
-        return cls._made(_checked_shape(shape), checked_dtype(np.dtype(dtype)), device)
+        return cls._made(_checked_shape(shape), checked_dtype(dtype), device)
 
     @classmethod
     def _made(cls, shape: tuple[int, ...], dtype: np.dtype[Any], device: Device | None) -> Tensor:
@@ -64,7 +64,7 @@ class Tensor:
         The tensor begins where the buffer does. It must neither be mapped nor destroyed while
         it is used.
         """
-        shape, dtype = _checked_shape(shape), checked_dtype(np.dtype(dtype))
+        shape, dtype = _checked_shape(shape), checked_dtype(dtype)
         device.backend.check_usable(buffer)
         needed = align(math.prod(shape) * dtype.itemsize, 4)  # bindings and copies count words
         if buffer.size < needed:
@@ -124,11 +124,15 @@ def _checked_shape(shape: Sequence[int]) -> tuple[int, ...]:
     return checked
 
 
-def checked_dtype(dtype: np.dtype[Any], name: str = "the array") -> np.dtype[Any]:
-    if dtype not in DTYPE_NAMES:
+def checked_dtype(dtype: Any, name: str = "the array") -> np.dtype[Any]:
+    try:
+        found: np.dtype[Any] = np.dtype(dtype)
+    except TypeError:
+        raise DtypeError(f"{name} must have dtype float32 or float16, got {dtype!r}") from None
+    if found not in DTYPE_NAMES:
         raise DtypeError(
-            f"{name} must have dtype float32 or float16, got {dtype}"
-            f"{' in foreign byte order' if dtype.newbyteorder() in DTYPE_NAMES else ''}; "
+            f"{name} must have dtype float32 or float16, got {found}"
+            f"{' in foreign byte order' if found.newbyteorder() in DTYPE_NAMES else ''}; "
             f"{HOW_TO_CONVERT}"
         )
-    return dtype
+    return found

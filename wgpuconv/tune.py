@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable
 
 from .device import Device, default_device
+from .errors import DtypeError
 from .explain import Explanation
 from .problem import ConvProblem
 from .tensor import as_device
@@ -37,7 +38,7 @@ def explain(
 
 
 def prewarm(
-    problems: Iterable[ConvProblem | str],
+    problems: Iterable[ConvProblem | str] | ConvProblem | str,
     device: Device | str | None = None,
     *,
     algorithm: str = "auto",
@@ -47,6 +48,8 @@ def prewarm(
     first calls need not. Where calls would lean on what is known of other sizes, these problems
     are measured all the same."""
     on = as_device(device) or default_device()
+    if isinstance(problems, str | ConvProblem):
+        problems = [problems]
     for problem in [_problem(p) for p in problems]:
         on.prewarm(problem, algorithm=algorithm, workspace_limit=workspace_limit)
 
@@ -69,7 +72,11 @@ def import_bundle(path: str | os.PathLike[str], target: Device | Store | str | N
 
 
 def _problem(problem: ConvProblem | str) -> ConvProblem:
-    return ConvProblem.parse(problem) if isinstance(problem, str) else problem
+    if isinstance(problem, ConvProblem):
+        return problem
+    if isinstance(problem, str):
+        return ConvProblem.parse(problem)
+    raise DtypeError(f"a problem must be a ConvProblem or its text, got {type(problem).__name__}")
 
 
 def _store(of: Device | Store | str | None) -> Store:

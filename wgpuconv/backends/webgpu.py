@@ -251,6 +251,7 @@ class WebGpuBackend:
 
     def _create_storage(self, size: int) -> Any:
         buffer = self._create(size, self._storage_usage)
+        buffer.destroy = _refuse_to_destroy  # it may be bound again, and a submit would abort
         self._owned.add(id(buffer))
         weakref.finalize(buffer, self._owned.discard, id(buffer))
         return buffer
@@ -589,6 +590,10 @@ class _Timer:
             if stamped <= wall * 1.05:  # else the clock is not what it says
                 return stamped / repeats
         return wall / repeats
+
+
+def _refuse_to_destroy() -> None:
+    raise ProblemError("this buffer belongs to wgpuconv; drop its Tensor instead of destroying it")
 
 
 def _steps(compiled: CompiledPlan, buffers: Buffers) -> list[Step]:

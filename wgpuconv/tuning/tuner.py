@@ -37,7 +37,7 @@ BUDGET = 1.0
 
 TINY = 1 << 20
 """Multiply-adds below which a launch costs more than the work: nothing to choose."""
-FAMILY = 8
+FAMILY = 4
 """Sizes of one family (problems that differ in batch and image size only) that are measured;
 further ones are served by their neighbours."""
 FAR = math.log(4)
@@ -317,8 +317,10 @@ def _nothing_works(found: Survey, failed: dict[str, str]) -> AlgorithmRefusedErr
     reasons: dict[str, str] = {}
     for candidate in found.candidates:
         reasons.setdefault(candidate.algorithm, failed[candidate.label])
-    text = "; ".join(f"{name}: {why}" for name, why in {**reasons, **found.refusals}.items())
-    return AlgorithmRefusedError(f"no algorithm can compute {found.problem}: {text}")
+    text = "; ".join(f"{name} {why}" for name, why in reasons.items())
+    return AlgorithmRefusedError(
+        f"cannot compute {found.problem} with {', '.join(reasons)}: {text}"
+    )
 
 
 def _source(algorithm: Algorithm) -> str:
