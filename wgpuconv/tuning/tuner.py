@@ -317,10 +317,8 @@ def _nothing_works(found: Survey, failed: dict[str, str]) -> AlgorithmRefusedErr
     reasons: dict[str, str] = {}
     for candidate in found.candidates:
         reasons.setdefault(candidate.algorithm, failed[candidate.label])
-    text = "; ".join(f"{name} {why}" for name, why in reasons.items())
-    return AlgorithmRefusedError(
-        f"cannot compute {found.problem} with {', '.join(reasons)}: {text}"
-    )
+    text = "; ".join(f"{name}: {why}" for name, why in {**reasons, **found.refusals}.items())
+    return AlgorithmRefusedError(f"cannot compute {found.problem} as asked: {text}")
 
 
 def _source(algorithm: Algorithm) -> str:
