@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from wgpuconv import ConvProblem
-from wgpuconv.errors import ProblemError
+from wgpuconv.errors import DtypeError, ProblemError
 from wgpuconv.suites import Entry, gather, load_suite, parse_entry, parse_suite, suite_names, varied
 
 TEXT = "conv2d f32 n1 c4 h8 w8 k8 r3 s3 stride1 pad1"
@@ -146,13 +146,46 @@ def test_suites_and_problems_are_gathered_in_order() -> None:
     assert len(found) == len(load_suite("unet")) + 2
 
 
+def test_a_problem_without_its_quotes_is_told() -> None:
+    for words in (TEXT.split(), ["mine:", *TEXT.split()], ["unet", *TEXT.split()]):
+        with pytest.raises(ProblemError, match="in quotes"):
+            gather(words)
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("dilation2", "dil2"),
+        ("padding1,2", "pad1,2"),
+        ("output_padding1", "outpad1"),
+        ("stride=2", "stride2"),
+        ("strides2x3", "stride2,3"),
+        ("group4", "groups4"),
+        ("f64", "f32 or f16"),
+        ("float32", "f32 or f16"),
+        ("relu", "act:relu"),
+        ("act=clip,0,1", "act:clip,0,1"),
+        ("NHWC", "nhwc"),
+    ],
+)
+def test_a_word_that_is_nearly_right_is_told(word: str, meant: str) -> None:
+    text = TEXT.replace(" stride1 pad1", f" {word}")
+    with pytest.raises(ProblemError, match=rf"cannot read '{word}' in .*; write {meant}; the wor"):
+        ConvProblem.parse(text)
+
+
+def test_other_words_are_answered_with_those_there_are() -> None:
+    with pytest.raises(ProblemError, match=r"zzz'; the words are .*outpad.*act:NAME; an example"):
+        ConvProblem.parse(f"{TEXT} zzz")
+
+
 def test_a_problem_is_varied() -> None:
     entry = Entry("a", ConvProblem.parse(TEXT), 2)
     changed = varied(entry, batch=4, dtype="f16", layout="nhwc")
     assert str(changed.problem) == TEXT.replace("f32 n1", "f16 n4") + " nhwc"
     assert (changed.name, changed.count) == ("a", 2)
     assert varied(entry) == entry
-    with pytest.raises(ProblemError):
+    with pytest.raises(DtypeError, match="dtype must be f32 or f16, got 'f64'"):
         varied(entry, dtype="f64")
     with pytest.raises(ProblemError):
         varied(entry, layout="nwhc")

@@ -10,6 +10,7 @@ and bug reports share, as an object or as text::
 
 from __future__ import annotations
 
+import difflib
 import math
 import operator
 import re
@@ -373,16 +374,16 @@ class ConvProblem:
         if not words or words[0] not in ("conv2d", "conv_transpose2d"):
             raise ProblemError(
                 f"a problem begins with 'conv2d' or 'conv_transpose2d', got {text!r}; "
-                "an example: conv2d f32 n1 c3 h32 w32 k8 r3 s3 stride1 pad1"
+                f"an example: {_EXAMPLE}"
             )
         op: Op = "conv2d" if words[0] == "conv2d" else "conv_transpose2d"
         dtype, layout, bias, activation = "f32", "NCHW", False, IDENTITY
         numbers: dict[str, tuple[int, ...]] = {}
         for word in words[1:]:
-            match = re.fullmatch(
-                r"(n|c|h|w|k|r|s|stride|pad|dil|outpad|groups)(\d+(?:,\d+)*)", word
-            )
-            if match and match[1] not in numbers:
+            match = re.fullmatch(rf"({'|'.join(_NUMBERED)})(\d+(?:,\d+)*)", word)
+            if match:
+                if match[1] in numbers:
+                    raise ProblemError(f"cannot read {word!r}: {match[1]} is repeated in {text!r}")
                 numbers[match[1]] = tuple(int(v) for v in match[2].split(","))
             elif word in DTYPES:
                 dtype = word
@@ -391,14 +392,16 @@ class ConvProblem:
             elif word == "bias":
                 bias = True
             elif word.startswith("act:"):
-                name, *args = word[4:].split(",")
-                activation = Activation.of((name, *args))
+                activation = parse_activation(word.removeprefix("act:"))
             else:
-                raise ProblemError(f"cannot read {word!r} (unknown or repeated) in {text!r}")
+                raise ProblemError(f"cannot read {word!r} in {text!r}; {_advice(word)}")
         sizes = {}
         for name in "nchwkrs":
             if len(numbers.get(name, ())) != 1:
-                raise ProblemError(f"a problem needs one number after {name!r}, got {text!r}")
+                raise ProblemError(
+                    f"a problem needs one number after {name!r}, got {text!r}; "
+                    f"an example: {_EXAMPLE}"
+                )
             sizes[name] = numbers[name][0]
         if len(numbers.get("groups", (1,))) != 1:
             raise ProblemError(f"groups takes one number, got {text!r}")
@@ -426,6 +429,53 @@ class ConvProblem:
     def with_(self, **changes: Any) -> ConvProblem:
         """A copy with some fields changed, not validated again."""
         return replace(self, **changes)
+
+
+_NUMBERED = ("n", "c", "h", "w", "k", "r", "s", "stride", "pad", "dil", "outpad", "groups")
+_EXAMPLE = "conv2d f32 n1 c3 h32 w32 k8 r3 s3 stride1 pad1"
+_OTHER_NAMES = {
+    "dilation": "dil", "padding": "pad", "output_padding": "outpad", "outpadding": "outpad",
+    "batch": "n",
+}  # fmt: skip
+
+
+def parse_activation(text: str) -> Activation:
+    """From ``clip,0,6``: the form in a problem's text and in the shell."""
+    name, *args = text.split(",")
+    names, defaults = _ACTIVATIONS.get(name, ((), ()))
+    if name in _ACTIVATIONS and len(args) != len(names) and (args or defaults is None):
+        form = ",".join([name, *names])
+        example = {"clip": ", as in clip,0,6", "leaky_relu": ", as in leaky_relu,0.01"}
+        raise ProblemError(
+            f"activation {name} is written {form}{example.get(name, '')}, got {text!r}"
+        )
+    return Activation.of((name, *args))
+
+
+def _advice(word: str) -> str:
+    """What to write instead of a word that a problem's text does not have."""
+    near = _near(word)
+    return (f"write {near}; " if near else "") + (
+        f"the words are {', '.join(DTYPES)}, {', '.join(_NUMBERED)} (each with its number, or "
+        f"numbers as in stride2,1), nchw, nhwc, bias, act:NAME; an example: {_EXAMPLE}"
+    )
+
+
+def _near(word: str) -> str:
+    """The likeliest meaning of such a word, or an empty string."""
+    lower = word.lower()
+    if re.fullmatch(r"b?(f|fp|float|half|double)\d*", lower):
+        return " or ".join(DTYPES)
+    name, _, parameters = re.sub(r"^act\w*[:=]", "", lower).partition(",")
+    if name in _ACTIVATIONS:
+        return "act:" + ",".join(filter(None, [name, parameters]))
+    numbered = re.fullmatch(r"([a-z_]+)[=:]?(\d+(?:[,x]\d+)*)", lower)
+    if numbered:
+        name, numbers = numbered[1], numbered[2].replace("x", ",")
+        close = difflib.get_close_matches(name, _NUMBERED, 1)
+        meant = _OTHER_NAMES.get(name) or (close[0] if close else "")
+        return f"{meant}{numbers}" if meant else ""
+    return "".join(difflib.get_close_matches(lower, ("nchw", "nhwc", "bias"), 1))
 
 
 def _text(pair: Pair) -> str:

@@ -10,12 +10,12 @@ A line is a problem's text, with an optional name before it and a count behind i
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from .errors import ProblemError
-from .problem import LAYOUTS, ConvProblem
+from .errors import DtypeError, ProblemError
+from .problem import DTYPES, LAYOUTS, ConvProblem
 
 _HERE = Path(__file__).parent
 _LINE = re.compile(r"(?:(?P<name>[\w.-]+):\s+)?(?P<text>.+?)(?:\s+x(?P<count>\d+))?")
@@ -89,8 +89,13 @@ def parse_entry(line: str) -> Entry:
     return Entry(match["name"] or "", ConvProblem.parse(match["text"]), count)
 
 
-def gather(words: Iterable[str]) -> list[Entry]:
+IN_QUOTES = "put a problem's text in quotes, as in 'conv2d f32 n1 c3 h32 w32 k8 r3 s3 stride1 pad1'"
+
+
+def gather(words: Sequence[str]) -> list[Entry]:
     """The problems that a command line names: suites, files, and problem texts among them."""
+    if len(words) > 1 and any(word in ("conv2d", "conv_transpose2d") for word in words):
+        raise ProblemError(IN_QUOTES)
     entries: list[Entry] = []
     for word in words:
         if re.search(r"\bconv(_transpose)?2d\s", word):
@@ -107,6 +112,8 @@ def varied(
     p = entry.problem
     if layout is not None and layout.upper() not in LAYOUTS:
         raise ProblemError(f"the layout must be 'nchw' or 'nhwc', got {layout!r}")
+    if dtype is not None and dtype not in DTYPES:
+        raise DtypeError(f"dtype must be {' or '.join(DTYPES)}, got {dtype!r}")
     changed = replace(
         p,
         n=p.n if batch is None else batch,
