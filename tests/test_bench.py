@@ -27,10 +27,10 @@ def result(*measurements: Measurement, choice: str = "a()") -> Result:
 
 @pytest.fixture(scope="module")
 def measured(device: Device) -> Result:
-    steps: list[str] = []
-    (found,) = run([SMALL], device, tell=steps.append)
-    assert steps[0] == "small: choosing"
-    assert steps[-1] == "small: timing"
+    steps: list[tuple[str, str]] = []
+    (found,) = run([SMALL], device, tell=lambda *step: steps.append(step))
+    assert steps[0] == ("small", "choosing")
+    assert steps[-1] == ("small", "timing")
     return found
 
 

@@ -9,20 +9,25 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
+from rich.text import Text
 from typer.testing import CliRunner
 
 import wgpuconv
 from wgpuconv import bench, demo
-from wgpuconv.cli import app
+from wgpuconv.cli import app, options, output, tune
 from wgpuconv.errors import DeviceLostError
-from wgpuconv.images import read_image
+from wgpuconv.images import read_image, write_image
+from wgpuconv.problem import ACTIVATIONS
 from wgpuconv.suites import parse_entry
+from wgpuconv.tuning.store import Entry, Key, Store, default_path
 
 pytest.importorskip("PIL")
 
@@ -53,7 +58,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WGPUCONV_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setattr(output, "PATIENCE", 60.0)  # a slow machine may take a second
     return tmp_path
+
+
+def store_one() -> None:
+    """Puts a result into the store, as tuning would."""
+    key = Key("wgpu", "adapter", "driver", "versions", "limits", "auto", TINY)
+    Store(default_path()).put(Entry(key, "direct", {}, (), {}, "auto", "2026-01-01T00:00:00+00:00"))
 
 
 def invoke(*arguments: str, status: int = 0) -> Any:
@@ -98,7 +110,8 @@ def test_every_command_has_an_example_of_itself(command: str) -> None:
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c not in ("demo", "tune", "bench")])
 def test_the_examples_run(command: str, folder: Path) -> None:
-    if command == "cache import":
+    if command in ("cache export", "cache import"):
+        store_one()
         invoke("cache", "export", "tuning.json")
     for words in examples(command):
         done = invoke(*words)
@@ -124,6 +137,71 @@ def test_a_table_fits_eighty_columns(
     for line in invoke(command, *arguments).stdout.splitlines():
         # A path and the name of a device are never broken, so that they can be copied.
         assert len(line) <= 80 or str(folder) in line or "computed on" in line, line
+
+
+@pytest.mark.parametrize("command", ["explain", "tune", "bench"])
+def test_the_help_explains_a_problems_text(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    text = invoke(command, "--help").stdout
+    _, _, grammar = text.partition("A problem's text: ")
+    rows = [line.strip() for line in grammar.partition("Example")[0].splitlines()]
+    # Nothing is wrapped: each row is as it was written.
+    written = Text.from_markup(options.GRAMMAR).plain.partition(": ")[2].splitlines()
+    assert list(filter(None, rows)) == [line.strip() for line in written if line]
+    # The first spelling of each row, taken together, makes a problem.
+    first = [re.split(r"\s{2,}", row)[0].split(", ") for row in rows[1:] if row]
+    words = [w[0] for w in first if re.match(r"f32|n1|stride|pad|dil|groups|nchw|bias|act", w[0])]
+    problem = parse_entry(" ".join(["conv2d", *words])).problem
+    assert problem.groups == 32
+    assert problem.activation.name == "relu"
+    for name in ACTIVATIONS[1:]:
+        assert name in grammar
+
+
+def test_lines_of_a_table_end_where_their_text_ends(folder: Path) -> None:
+    for arguments in (["algorithms"], ["devices"], ["tune", TINY]):
+        lines = invoke(*arguments).stdout.splitlines()
+        assert len(lines) > 2
+        assert [line for line in lines if line.endswith(" ")] == []
+
+
+# ---- progress ----
+
+
+def test_lines_begin_after_a_while_and_name_each_thing_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    lines = output._Lines(3)
+    lines.tell("a")
+    assert capsys.readouterr().err == ""
+    lines._begin()
+    lines.tell("a")
+    lines.advance()
+    lines.tell("b")
+    assert capsys.readouterr().err == "[1/3] a\n[2/3] b\n"
+
+
+@pytest.mark.parametrize("arguments", ["tune {} {}", "bench {} {} --algorithms direct --json"])
+def test_a_long_command_says_on_a_pipe_where_it_is(
+    arguments: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = wgpuconv.Device.choose
+    prewarm = wgpuconv.Device.prewarm
+
+    def slow(self: Any, *arguments: Any, **more: Any) -> Any:
+        time.sleep(0.5)
+        return plain(self, *arguments, **more)
+
+    def slow_too(self: Any, *arguments: Any, **more: Any) -> Any:
+        time.sleep(0.5)
+        return prewarm(self, *arguments, **more)
+
+    monkeypatch.setattr(wgpuconv.Device, "choose", slow)
+    monkeypatch.setattr(wgpuconv.Device, "prewarm", slow_too)
+    monkeypatch.setattr(output, "PATIENCE", 0.01)
+    words = arguments.format(shlex.quote(f"a: {TINY}"), shlex.quote(f"b: {TINY} bias"))
+    lines = invoke(*shlex.split(words)).stderr.splitlines()
+    assert [line for line in lines if line.startswith("[")] == ["[1/2] a", "[2/2] b"]
 
 
 # ---- what the commands do ----
@@ -215,6 +293,69 @@ def test_tune_stores_what_cache_shows_and_carries(folder: Path) -> None:
     assert json.loads(invoke("cache", "info", "--json").stdout)["devices"] == info["devices"]
 
 
+def test_tune_says_first_that_a_software_driver_is_not_measured(
+    folder: Path, device: wgpuconv.Device
+) -> None:
+    if not device.facts.software:
+        pytest.skip("a GPU is measured")
+    done = invoke("tune", TINY)
+    assert done.stderr.count("\n") == 1
+    assert "--full measures it" in done.stderr
+    assert "a software driver" not in done.stdout
+    assert "us" not in done.stdout.splitlines()[0].split()  # nothing was measured
+
+
+def test_tune_shows_of_a_configuration_what_matters() -> None:
+    config = {"tile_m": 32, "tm": 8, "tp": 8, "order": "snake", "last_barrier": True,
+              "unroll": False, "splits": 1}  # fmt: skip
+    assert tune._main_part(config) == {"tile_m": 32}
+    assert tune._main_part({**config, "splits": 4}) == {"tile_m": 32, "splits": 4}
+
+
+def test_an_empty_cache_is_not_exported(folder: Path) -> None:
+    assert "nothing was measured yet; run 'wgpuconv tune'" in sentence("cache", "export", "t.json")
+    assert not (folder / "t.json").exists()
+    text = invoke("cache", "info").stdout
+    assert ": 0 problem(s), 0 B\n" in text
+    assert "run 'wgpuconv tune'" in text
+
+
+def test_what_is_known_is_not_imported_again(folder: Path) -> None:
+    store_one()
+    invoke("cache", "export", "tuning.json")
+    assert "run 'wgpuconv tune'" not in invoke("cache", "info").stdout
+    assert "0 of 1 problem(s) were new or better, 1 already known" in (
+        invoke("cache", "import", "tuning.json").stdout
+    )
+
+
+def test_run_computes_float64_as_float32_and_says_so(folder: Path) -> None:
+    np.save("w64.npy", np.load("w.npy").astype(np.float64))
+    np.save("x64.npy", np.load("x.npy").astype(np.float64))
+    invoke("run", "x.npy", "w.npy", "y.npy")
+    done = invoke("run", "x64.npy", "w64.npy", "y64.npy")
+    np.testing.assert_array_equal(np.load("y64.npy"), np.load("y.npy"))
+    assert done.stderr == (
+        "note: x64.npy holds float64, computed as float32\n"
+        "note: w64.npy holds float64, computed as float32\n"
+    )
+
+
+def test_run_keeps_the_transparency_of_an_image(folder: Path) -> None:
+    np.save("w4.npy", np.eye(4, 3, dtype=np.float32)[:, :, None, None])
+    assert "1 or 3 channels make an image, got 4" in sentence("run", "photo.jpg", "w4.npy", "y.png")
+    assert not (folder / "y.png").exists()
+    write_image(folder / "clear.png", np.full((4, 6, 7), 0.5, np.float32))
+    invoke("run", "clear.png", "blur", "y.png")
+    assert read_image(folder / "y.png").shape == (4, 6, 7)
+
+
+def test_devices_says_that_the_variable_names_none() -> None:
+    done = program("devices", "--json", WGPUCONV_DEVICE="xyz")
+    assert not any(row["default"] for row in json.loads(done.stdout))
+    assert re.search(r"warning: .*'xyz' \(from .* variable WGPUCONV_DEVICE\)", done.stderr)
+
+
 def test_cache_clear_asks(folder: Path) -> None:
     done = CliRunner().invoke(app, ["cache", "clear"], input="n\n")
     assert done.exit_code == 1
@@ -262,6 +403,7 @@ def test_demo_writes_a_picture_and_compares(folder: Path, monkeypatch: pytest.Mo
     text = invoke("demo", "-o", "p.png").stdout
     assert str(folder / "p.png") in text.replace("\n", "")
     assert "The tuner takes" in text
+    assert "wgpuconv run PHOTO sharpen out.png" in text.splitlines()[-1]
     assert "col2im" in text
     pixels = read_image(folder / "p.png")
     assert pixels.std() > 0.1
@@ -288,7 +430,16 @@ def test_demo_writes_a_picture_and_compares(folder: Path, monkeypatch: pytest.Mo
         ("run x.npy w.npy y.xyz", "the output must be an image or an .npy file"),
         ("run x.txt w.npy y.npy", "the input must be an image or an .npy file"),
         ("run photo.jpg bloom y.png", "the filters are blur"),
-        ("run x.npy w.npy y.png", "1, 3 or 4 channels, got 5"),
+        ("run x.npy w.npy y.png", "1 or 3 channels make an image, got 5"),
+        ("run x.npy w.npy y.npy --activation clip", "is written clip,low,high, as in clip,0,6"),
+        ("run x.npy w.npy y.npy --activation relu,1", "activation relu is written relu, got"),
+        ("explain resnet50", "got the suite 'resnet50'; tune and bench take suites"),
+        (f"explain {TINY}", "put a problem's text in quotes"),
+        (f"tune {TINY}", "put a problem's text in quotes"),
+        (f"bench mine: {TINY}", "put a problem's text in quotes"),
+        (f"tune '{TINY}' --dtype f64", "dtype must be f32 or f16, got 'f64'"),
+        (f"explain '{TINY} dilation2'", "write dil2; the words are f32, f16, n, c, h,"),
+        (f"explain '{TINY} act:clip,1'", "as in clip,0,6"),
         ("run x.npy w.npy y.npy --stride 1.5", "--stride takes whole numbers"),
         ("run x.npy w.npy y.npy --stride 0", "stride must be"),
         ("run x.npy w.npy y.npy --bias abc", "--bias must be an .npy file or a number"),
@@ -314,6 +465,18 @@ def test_wrong_usage_has_status_two(arguments: list[str]) -> None:
     done = invoke(*arguments, status=2)
     assert done.stdout == ""
     assert "Usage" in done.stderr
+
+
+def test_an_error_wraps_at_words_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    terminal = Console(stderr=True, highlight=False, force_terminal=True, no_color=True, width=40)
+    monkeypatch.setattr(output, "err", terminal)
+    output.complain("word " * 20)
+    lines = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().err).splitlines()
+    assert len(lines) == 3
+    assert max(len(line) for line in lines) <= 40
+    assert set(" ".join(lines).split()) == {"error:", "word"}
 
 
 def test_an_error_in_red_and_its_traceback_on_demand(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -361,7 +524,7 @@ def program(*arguments: str, **environment: str) -> subprocess.CompletedProcess[
 
 
 def test_json_is_all_that_a_program_sees() -> None:
-    done = program("explain", TINY, "--json")
+    done = program("explain", TINY, "--json", "--tune", "off")
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout)["problem"] == TINY
 

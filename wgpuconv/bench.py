@@ -37,8 +37,8 @@ from .tuning import timing
 from .tuning.verify import Check
 from .tuning.workbench import Workbench, WrongResultError
 
-Step = Callable[[str], None]
-"""Told what is about to happen, for a progress line."""
+Step = Callable[[str, str], None]
+"""Told what is about to happen, for a progress line: the problem's label and the step."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def run(
     device: Device,
     *,
     algorithms: tuple[str, ...] = (),
-    tell: Step = lambda what: None,
+    tell: Step = lambda label, step: None,
 ) -> Iterator[Result]:
     """Measures the entries one after the other; ``algorithms`` names some of them."""
     for name in algorithms:
@@ -158,7 +158,7 @@ def _measure(entry: Entry, device: Device, algorithms: tuple[str, ...], tell: St
     found = device.survey(problem)
     names = [a.name for a in device.algorithms if a.name not in found.refusals]
     refusals = dict(found.refusals)
-    tell(f"{entry.label}: choosing")
+    tell(entry.label, "choosing")
     choice = device.choose(problem)
     plans = [choice.plan]
     for name in algorithms or names:
@@ -188,13 +188,13 @@ class _Session:
         trials: list[tuple[Measurement, Any]] = []
         with self._bench:
             for plan in plans:
-                self._tell(f"{self._label}: checking {plan.algorithm}")
+                self._tell(self._label, f"checking {plan.algorithm}")
                 measurement, compiled = self._verified(plan)
                 if compiled is None:
                     found.append(measurement)
                 else:
                     trials.append((measurement, compiled))
-            self._tell(f"{self._label}: timing")
+            self._tell(self._label, "timing")
             timings = self._time([compiled for _, compiled in trials])
         return found + [
             replace(measurement, samples=timed.samples)

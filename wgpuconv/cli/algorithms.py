@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .options import DeviceOption, JsonOption, open_device
-from .output import emit_json, out, table
+from .output import emit_json, show, table
 
 EXAMPLES = ("wgpuconv algorithms",)
 
@@ -19,4 +19,4 @@ def command(device: DeviceOption = None, as_json: JsonOption = False) -> None:
     shown = table("algorithm", "operations", "how")
     for algorithm in found:
         shown.add_row(algorithm.name, "\n".join(algorithm.ops), algorithm.summary)
-    out.print(shown)
+    show(shown)

@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 from .. import __version__
 from ..errors import WgpuConvError
 from . import algorithms, bench, cache, demo, devices, explain, run, tune
+from .options import GRAMMAR
 from .output import complain, examples, warn
 
 ENV_DEBUG = "WGPUCONV_DEBUG"
@@ -77,7 +78,8 @@ def root(
 
 for _module in (devices, algorithms, demo, run, explain, tune, bench):
     _name = _module.__name__.rpartition(".")[2]
-    app.command(_name, epilog=examples(*_module.EXAMPLES))(_module.command)
+    _before = GRAMMAR if _module in (explain, tune, bench) else ""
+    app.command(_name, epilog=examples(*_module.EXAMPLES, before=_before))(_module.command)
 app.add_typer(cache.app, name="cache", epilog=examples(*cache.EXAMPLES))
 
 

@@ -21,6 +21,7 @@ from .output import (
     micro,
     note,
     out,
+    show,
     significant,
     size,
     table,
@@ -36,7 +37,8 @@ def command(
     problems: Annotated[
         list[str],
         typer.Argument(
-            help=f"Suites ({', '.join(suite_names())}), files of that form, problem texts.",
+            help=f"Suites ({', '.join(suite_names())}), files of that form, "
+            "texts of problems in quotes.",
             show_default=False,
         ),
     ],
@@ -95,7 +97,7 @@ def _print(result: bench.Result) -> None:
     if result.failure is not None:
         out.print(Text(result.failure, style="red"))
     else:
-        out.print(results_table(result))
+        show(results_table(result))
     out.print()
 
 

@@ -7,12 +7,14 @@ from typing import Annotated
 
 import typer
 
+from ..errors import StoreError
 from ..tuning.bundle import merge, read_bundle, write_bundle
 from ..tuning.store import Store, default_path
 from .options import JsonOption
-from .output import emit_json, examples, out, size, table
+from .output import emit_json, examples, note, out, show, size, table
 
 EXAMPLES = ("wgpuconv cache info",)
+_EMPTY = "nothing was measured yet; run 'wgpuconv tune' (with --full on a software driver)"
 app = typer.Typer(
     no_args_is_help=True, help="Look at, clear, export and import what tuning has learned."
 )
@@ -36,12 +38,15 @@ def info(as_json: JsonOption = False) -> None:
         ]
         emit_json({"path": str(path), "bytes": nbytes, "devices": devices})
         return
-    out.print(f"{path}: {len(entries)} problem(s), {size(nbytes)}", soft_wrap=True)
-    if groups:
+    size_text = size(nbytes) if nbytes else "0 B"
+    out.print(f"{path}: {len(entries)} problem(s), {size_text}", soft_wrap=True)
+    if not groups:
+        note(_EMPTY)
+    else:
         shown = table("backend", "device", "driver", "versions", "problems", right=("problems",))
         for key, count in groups.items():
             shown.add_row(*key, str(count))
-        out.print(shown)
+        show(shown)
 
 
 @app.command(epilog=examples("wgpuconv cache path"))
@@ -66,7 +71,10 @@ def clear(
 @app.command("export", epilog=examples("wgpuconv cache export tuning.json"))
 def export_(file: Annotated[Path, typer.Argument(help="Where the bundle goes.")]) -> None:
     """Write everything as a JSON bundle, to ship with an application."""
-    count = write_bundle(Store(default_path()), file)
+    store = Store(default_path())
+    if not store.entries():
+        raise StoreError(_EMPTY)
+    count = write_bundle(store, file)
     out.print(f"{file}: {count} problem(s)", soft_wrap=True)
 
 
@@ -75,4 +83,7 @@ def import_(file: Annotated[Path, typer.Argument(help="A bundle that 'export' wr
     """Add what a JSON bundle holds."""
     entries = read_bundle(file)
     count = merge(Store(default_path()), entries)
-    out.print(f"{file}: {count} of {len(entries)} problem(s) were new or better", soft_wrap=True)
+    text = f"{count} of {len(entries)} problem(s) were new or better"
+    if count < len(entries):
+        text += f", {len(entries) - count} already known"
+    out.print(f"{file}: {text}", soft_wrap=True)

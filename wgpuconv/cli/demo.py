@@ -13,7 +13,7 @@ from ..errors import ProblemError
 from ..images import is_image, pillow
 from .bench import heading, refusals_table, results_table
 from .options import DeviceOption, JsonOption, TuneOption, open_device
-from .output import Work, check_folder, emit_json, note, out
+from .output import Work, check_folder, emit_json, note, out, show
 
 EXAMPLES = ("wgpuconv demo",)
 
@@ -40,7 +40,7 @@ def command(
         on.tuner.progress = work.stage
         panels = []
         for panel in demo.filter_photograph(on):
-            work.tell(f"photograph: {panel.title}")
+            work.tell("photograph", panel.title)
             panels.append(panel)
             work.advance()
         demo.draw_sheet(panels, on.name).save(output)
@@ -56,12 +56,13 @@ def command(
     out.print()
     for result in results:
         out.print(heading(result))
-        out.print(results_table(result))
+        show(results_table(result))
         out.print(demo.why(result))
         if result.refusals:
-            out.print(refusals_table(result))
+            show(refusals_table(result))
         out.print()
     note(
         "us: device time of one run. error: largest difference from float64 over the largest "
         f"output. *: what the tuner takes. All in {time.perf_counter() - begin:.0f} s."
     )
+    out.print("Now a picture of your own: wgpuconv run PHOTO sharpen out.png")

@@ -11,7 +11,7 @@ from rich.text import Text
 from ..device import Device, DeviceInfo, default_device, devices
 from ..errors import WgpuConvError
 from .options import JsonOption
-from .output import emit_json, note, out, table
+from .output import emit_json, note, show, table, warn
 
 EXAMPLES = ("wgpuconv devices",)
 
@@ -43,7 +43,7 @@ def command(as_json: JsonOption = False) -> None:
             _yes("shader-f16" in row["features"]) if usable else "",
             _yes("timestamp-query" in row["features"]) if usable else "",
         )
-    out.print(shown)
+    show(shown)
     if default:
         note(
             "* is used where none is named; choose another with --device or the environment "
@@ -77,7 +77,8 @@ def _default_spec(usable: list[dict[str, Any]]) -> str | None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # shown in its row
             identity = default_device().backend.identity
-    except WgpuConvError:
+    except WgpuConvError as error:  # WGPUCONV_DEVICE names none of them, say
+        warn(str(error))
         return None
     for row in usable:
         if identity.backend == row["spec"].partition(":")[0] and identity.adapter.startswith(

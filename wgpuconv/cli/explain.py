@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -9,11 +10,12 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from ..errors import ProblemError
 from ..explain import Explanation, Row
 from ..plan import Config
-from ..suites import parse_entry
+from ..suites import IN_QUOTES, Entry, parse_entry, suite_names
 from .options import AlgorithmOption, DeviceOption, JsonOption, TuneOption, open_device
-from .output import Work, config_text, emit_json, micro, note, out, size, table
+from .output import Work, config_text, emit_json, micro, note, out, show, size, table
 
 EXAMPLES = ("wgpuconv explain 'conv2d f32 n1 c64 h56 w56 k64 r3 s3 stride1 pad1'",)
 _SOURCES = {
@@ -25,7 +27,9 @@ _SOURCES = {
 
 
 def command(
-    problem: Annotated[str, typer.Argument(help="A problem's text, in quotes.")],
+    problem: Annotated[
+        list[str], typer.Argument(metavar="PROBLEM", help="One problem's text, in quotes.")
+    ],
     algorithm: AlgorithmOption = "auto",
     everything: Annotated[
         bool, typer.Option("--all", help="All candidates, not the few best of each algorithm.")
@@ -39,8 +43,8 @@ def command(
     Candidates that were measured come first, then those that the cost model only guessed.
     'us' is the measured time of one run, 'guess us' what the model says.
     """
+    entry = _entry(problem)
     on = open_device(device, tune)
-    entry = parse_entry(problem)
     with Work(1) as work:
         work.tell(entry.label)
         on.tuner.progress = work.stage
@@ -53,18 +57,29 @@ def command(
     out.print()
     out.print(choice_text(found))
     out.print()
-    out.print(candidates_table(found))
+    show(candidates_table(found))
     if found.refusals:
         out.print()
         refused = table("does not apply", "because it")
         for name, why in found.refusals.items():
             refused.add_row(name, why)
-        out.print(refused)
+        show(refused)
     out.print()
     for line in found.notes:
         note(line)
     if not everything:
         note("--all lists every candidate")
+
+
+def _entry(words: Sequence[str]) -> Entry:
+    if len(words) > 1:  # taken at all only so that this can be said
+        raise ProblemError(f"explain takes one problem; {IN_QUOTES}")
+    (text,) = words
+    if text in suite_names() or os.path.isfile(text):
+        raise ProblemError(
+            f"explain takes one problem's text, got the suite {text!r}; tune and bench take suites"
+        )
+    return parse_entry(text)
 
 
 def choice_text(found: Explanation) -> Text:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from ..device import Device
+from ..problem import ACTIVATIONS
 
 
 class Tune(StrEnum):
@@ -42,6 +43,26 @@ AlgorithmOption = Annotated[
     typer.Option("--algorithm", "-a", metavar="NAME", help="Force one; see 'algorithms'."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, nothing else.")]
+
+
+_OTHERS = [name for name in ACTIVATIONS if name not in ("identity", "relu", "clip")]
+GRAMMAR = f"""\
+[bold]A problem's text[/bold]: an operation, then words in any order, all in quotes
+
+conv2d, conv_transpose2d    the operation, first
+f32, f16                    f32 where absent
+n1 c64 h56 w48 k32 r3 s3    batch, channels, height, width; output channels;
+                            the kernel's height and width
+stride2, stride2,1          1 where absent; two are vertical,horizontal
+pad1, pad1,0, pad0,1,0,1    0 where absent; four are top,bottom,left,right
+dil2, dil2,1                dilation, 1 where absent
+outpad1, outpad1,0          of conv_transpose2d, 0 where absent
+groups32                    1 where absent
+nchw, nhwc                  nchw where absent
+bias                        none where absent
+act:relu, act:clip,0,6      none where absent; also {", ".join(_OTHERS[:2])},
+                            {", ".join(_OTHERS[2:])}"""
+"""The form of a problem's text, for the help of the commands that take one."""
 
 
 def open_device(spec: str | None, tune: Tune | None = None) -> Device:

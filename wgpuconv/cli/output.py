@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.segment import Segment, Segments
 from rich.table import Table
 from rich.text import Text
 
@@ -23,17 +25,27 @@ err = Console(stderr=True, highlight=False)
 
 
 def complain(sentence: str) -> None:
-    """An error, on stderr, as one line however long it is."""
-    err.print(Text(f"error: {sentence}", style="bold red"), soft_wrap=True)
+    """An error, on stderr."""
+    _remark(f"error: {sentence}", "bold red")
 
 
 def warn(sentence: str) -> None:
-    err.print(Text(f"warning: {' '.join(sentence.split())}", style="yellow"), soft_wrap=True)
+    _remark(f"warning: {sentence}", "yellow")
+
+
+def hint(sentence: str) -> None:
+    """What to know about a result that stands on stdout, or is about to."""
+    _remark(f"note: {sentence}", "dim")
+
+
+def _remark(sentence: str, style: str) -> None:
+    """On stderr: wrapped at words on a terminal, else one line however long it is."""
+    err.print(Text(" ".join(sentence.split()), style=style), soft_wrap=not err.is_terminal)
 
 
 def note(sentence: str) -> None:
     """A remark below a table, wrapped at words."""
-    out.print(Text(sentence, style="dim"))
+    show(Text(sentence, style="dim"))
 
 
 def emit_json(value: Any) -> None:
@@ -41,9 +53,10 @@ def emit_json(value: Any) -> None:
     typer.echo(json.dumps(value, indent=2, default=str))
 
 
-def examples(*commands: str) -> str:
-    """The epilog of a command's help; tests run what stands here."""
-    return "\n\n".join(["[bold]Example[/bold]" + ("s" if len(commands) > 1 else ""), *commands])
+def examples(*commands: str, before: str = "") -> str:
+    """The epilog of a command's help, ``before`` standing above; tests run what stands here."""
+    title = "[bold]Example[/bold]" + ("s" if len(commands) > 1 else "")
+    return "\n\n".join(filter(None, [before, title, *commands]))
 
 
 def table(*columns: str, title: str | None = None, right: tuple[str, ...] = ()) -> Table:
@@ -66,19 +79,77 @@ def table(*columns: str, title: str | None = None, right: tuple[str, ...] = ()) 
     return made
 
 
+def show(made: Table | Text) -> None:
+    """Prints on stdout, without the spaces that rich leaves behind a line."""
+    segments: list[Segment] = []
+    for line in out.render_lines(made, pad=False):
+        while line and not line[-1].text.rstrip():
+            line.pop()
+        if line:
+            line[-1] = Segment(line[-1].text.rstrip(), line[-1].style)
+        segments += [*line, Segment.line()]
+    out.print(Segments(segments), end="", soft_wrap=True)
+
+
 def check_folder(path: Path | None) -> None:
     """Refuses a file in a folder that is not there, before any work is done for it."""
     if path is not None and not path.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
 
 
+PATIENCE = 1.0
+"""Seconds after which a command says on a stderr that is no terminal what it does."""
+
+
+class _Lines:
+    """Progress where stderr is no terminal: a line for each thing that is begun.
+
+    Nothing is said within the first second, so that short commands stay silent.
+    """
+
+    def __init__(self, total: int) -> None:
+        self._total, self._done = total, 0
+        self._line = ""
+        self._talks = False
+        self._lock = threading.Lock()
+        self._timer = threading.Timer(PATIENCE, self._begin)
+        self._timer.daemon = True
+
+    def start(self) -> None:
+        self._timer.start()
+
+    def stop(self) -> None:
+        self._timer.cancel()
+        self._timer.join()
+
+    def tell(self, what: str) -> None:
+        line = f"[{self._done + 1}/{self._total}] {what}"
+        with self._lock:
+            if line != self._line:
+                self._line = line
+                self._print()
+
+    def advance(self) -> None:
+        self._done += 1
+
+    def _begin(self) -> None:
+        with self._lock:
+            self._talks = True
+            self._print()
+
+    def _print(self) -> None:
+        if self._talks and self._line:
+            err.print(Text(self._line), soft_wrap=True)
+
+
 class Work:
-    """A progress bar on stderr, gone when done, absent where stderr is no terminal.
+    """Progress on stderr: a bar, gone when done, or lines where stderr is no terminal.
 
     A context manager.
     """
 
     def __init__(self, total: int) -> None:
+        self._lines = None if err.is_terminal else _Lines(total)
         self._bar = Progress(
             BarColumn(bar_width=20),
             MofNCompleteColumn(),
@@ -93,10 +164,14 @@ class Work:
 
     def __enter__(self) -> Work:
         self._bar.start()
+        if self._lines is not None:
+            self._lines.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
+        if self._lines is not None:
+            self._lines.stop()
 
     @contextmanager
     def aside(self) -> Iterator[None]:
@@ -105,10 +180,13 @@ class Work:
         yield
         self._bar.start()
 
-    def tell(self, what: str) -> None:
-        """What is about to happen."""
+    def tell(self, what: str, step: str = "") -> None:
+        """What is about to happen; lines leave out the step."""
         self._what = what
-        self._bar.update(self._task, description=escape(what))
+        if self._lines is not None:
+            self._lines.tell(what)
+        described = f"{what}: {step}" if step else what
+        self._bar.update(self._task, description=escape(described))
 
     def stage(self, stage: str, done: int, total: int) -> None:
         """How far the tuner is with it; see tuner.Progress."""
@@ -116,6 +194,8 @@ class Work:
 
     def advance(self) -> None:
         self._bar.advance(self._task)
+        if self._lines is not None:
+            self._lines.advance()
 
 
 def micro(seconds: float | None) -> str:

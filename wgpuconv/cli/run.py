@@ -13,6 +13,7 @@ from .. import ops
 from ..errors import DtypeError, ProblemError
 from ..filters import FILTERS, depthwise, kernel
 from ..images import is_image, read_image, write_image
+from ..problem import parse_activation
 from .options import (
     AlgorithmOption,
     DeviceOption,
@@ -20,7 +21,7 @@ from .options import (
     TuneOption,
     open_device,
 )
-from .output import check_folder, emit_json, out
+from .output import Work, check_folder, emit_json, hint, out
 
 EXAMPLES = (
     "wgpuconv run photo.jpg sharpen sharp.png",
@@ -64,7 +65,7 @@ def command(
     ] = None,
     activation: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="relu, sigmoid, ..., with parameters as in clip,0,1."),
+        typer.Option(metavar="NAME", help="relu, sigmoid, ..., with parameters as in clip,0,6."),
     ] = None,
     transpose: Annotated[
         bool, typer.Option("--transpose", help="Run conv_transpose2d instead of conv2d.")
@@ -106,7 +107,7 @@ def command(
         "padding": _padding(padding or "0"),
         "dilation": _numbers("dilation", dilation),
         "groups": 1 if groups is None else groups,
-        "activation": _activation(activation),
+        "activation": None if activation is None else parse_activation(activation),
         "layout": layout,
         "algorithm": algorithm,
         "device": on,
@@ -115,8 +116,11 @@ def command(
     if transpose:
         function = ops.conv_transpose2d
         arguments["output_padding"] = _numbers("output-padding", output_padding)
-    y = function(x, w, **arguments)
-    _write_output(output, y, layout, stretch)
+    with Work(1) as work:
+        on.tuner.progress = work.stage
+        work.tell(f"{input} on {on.name}")
+        y = function(x, w, **arguments)
+    _write_output(output, y, layout, stretch, alpha=is_image(input) and channels == 4)
     if as_json:
         emit_json(
             {
@@ -143,12 +147,16 @@ def _read_input(path: Path, layout: str) -> np.ndarray:
 
 
 def _read_array(path: str) -> np.ndarray:
+    """The array of an .npy file; float64, which numpy saves where nothing is said, as float32."""
     try:
         array = np.load(path, allow_pickle=False)
     except (ValueError, EOFError) as error:
         raise ProblemError(f"{path} is no .npy file of numbers: {error}") from error
     if not isinstance(array, np.ndarray):
         raise ProblemError(f"{path} is an archive of arrays; one .npy array is expected")
+    if array.dtype == np.float64:
+        hint(f"{path} holds float64, computed as float32")
+        return array.astype(np.float32)
     return array
 
 
@@ -185,14 +193,8 @@ def _keep_size(taps: int, dilation: str) -> str:
     return ",".join(str(d * (taps - 1) // 2) for d in pairs)
 
 
-def _activation(text: str | None) -> Any:
-    if text is None:
-        return None
-    name, *args = text.split(",")
-    return (name, *args)
-
-
-def _write_output(path: Path, y: np.ndarray, layout: str, stretch: bool) -> None:
+def _write_output(path: Path, y: np.ndarray, layout: str, stretch: bool, *, alpha: bool) -> None:
+    """``alpha`` says whether a fourth channel is the input image's transparency."""
     if path.suffix == ".npy":
         np.save(path, y)
         return
@@ -207,6 +209,10 @@ def _write_output(path: Path, y: np.ndarray, layout: str, stretch: bool) -> None
     y = y.astype(np.float32)
     if layout == "NHWC":
         y = y.transpose(2, 0, 1)
+    if len(y) not in (1, 3) and not (alpha and len(y) == 4):
+        raise ProblemError(
+            f"1 or 3 channels make an image, got {len(y)}; write an .npy file instead"
+        )
     if stretch:
         low, high = float(y.min()), float(y.max())
         y = (y - low) / ((high - low) or 1.0)

@@ -6,9 +6,10 @@ from typing import Annotated, Any
 
 import typer
 
+from ..plan import Config
 from ..suites import gather, suite_names, varied
 from .options import DeviceOption, JsonOption, Tune, open_device
-from .output import Work, config_text, emit_json, micro, note, out, table
+from .output import Work, config_text, emit_json, hint, micro, note, show, table
 
 EXAMPLES = (
     "wgpuconv tune mobilenet_v2 --limit 3 --batch 2",
@@ -20,7 +21,8 @@ def command(
     problems: Annotated[
         list[str],
         typer.Argument(
-            help=f"Suites ({', '.join(suite_names())}), files of that form, problem texts.",
+            help=f"Suites ({', '.join(suite_names())}), files of that form, "
+            "texts of problems in quotes.",
             show_default=False,
         ),
     ],
@@ -40,6 +42,12 @@ def command(
     """
     entries = [varied(e, batch=batch, dtype=dtype, layout=layout) for e in gather(problems)[:limit]]
     on = open_device(device, Tune.full if full else Tune.auto)
+    by_model_only = on.facts.software and not full
+    if by_model_only:
+        hint(
+            "a software driver is not measured, the cost model chooses what is not stored; "
+            "--full measures it"
+        )
     found: list[dict[str, Any]] = []
     with Work(len(entries)) as work:
         on.tuner.progress = work.stage
@@ -63,15 +71,30 @@ def command(
     if as_json:
         emit_json(found)
         return
-    shown = table("problem", "winner", "us", "found", "of", right=("us", "of"))
+    timed = any(row["seconds"] for row in found)
+    columns = ("problem", "winner", "configuration", "found", *(("us", "of") if timed else ()))
+    shown = table(*columns, right=("us", "of"))
     for row in found:
-        shown.add_row(
+        cells = [
             row["name"] or row["problem"],
-            f"[bold]{row['algorithm']}[/bold]\n[dim]{config_text(row['config'])}[/dim]",
-            micro(row["seconds"]),
+            f"[bold]{row['algorithm']}[/bold]",
+            f"[dim]{config_text(_main_part(row['config']))}[/dim]",
             row["source"],
-            str(row["measured"]) if row["measured"] else "-",
-        )
-    out.print(shown)
-    for reason in dict.fromkeys(row["note"] for row in found if row["source"] == "model"):
+        ]
+        if timed:
+            cells += [micro(row["seconds"]), str(row["measured"]) if row["measured"] else "-"]
+        shown.add_row(*cells)
+    show(shown)
+    reasons = () if by_model_only else (row["note"] for row in found if row["source"] == "model")
+    for reason in dict.fromkeys(reasons):
         note(f"By the cost model alone where it says 'model': {reason}.")
+
+
+def _main_part(config: Config) -> Config:
+    """What shapes the work; 'explain' and --json have the rest."""
+    details = ("order", "last_barrier", "unroll", "tm", "tp")
+    return {
+        name: value
+        for name, value in config.items()
+        if name not in details and (name, value) != ("splits", 1)
+    }
