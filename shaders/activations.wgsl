@@ -8,8 +8,12 @@ struct Params {
 
 @group(0) @binding(0) var<uniform> params: Params;
 
+// A NaN must stay one, but WGSL lets drivers assume that there are none: `v < 0 ? 0 : v` may become
+// max(v, 0), which drops it, and v == v may become true. So it is told by its bits.
+
 fn act_relu(v: f32) -> f32 {
-  return select(v, 0.0, v < 0.0);  // max(v, 0.0) may drop a NaN
+  let is_nan = (bitcast<u32>(v) & 0x7fffffffu) > 0x7f800000u;
+  return select(max(v, 0.0), v, is_nan);
 }
 
 fn act_leaky_relu(v: f32) -> f32 {
@@ -17,20 +21,19 @@ fn act_leaky_relu(v: f32) -> f32 {
 }
 
 fn act_clip(v: f32) -> f32 {
-  // Comparisons rather than clamp(), so that a NaN stays a NaN.
-  let low = select(v, params.act_a, v < params.act_a);
-  return select(low, params.act_b, low > params.act_b);
+  let is_nan = (bitcast<u32>(v) & 0x7fffffffu) > 0x7f800000u;
+  return select(min(max(v, params.act_a), params.act_b), v, is_nan);
 }
 
 fn act_sigmoid(v: f32) -> f32 {
-  // Some drivers' exp makes a number of NaN. (naga turns v != v into a comparison that is false
-  // for NaN, hence v == v.)
-  return select(v, 1.0 / (1.0 + exp(-v)), v == v);
+  let is_nan = (bitcast<u32>(v) & 0x7fffffffu) > 0x7f800000u;
+  return select(1.0 / (1.0 + exp(-v)), v, is_nan);
 }
 
 fn act_tanh(v: f32) -> f32 {
   // The built-in tanh overflows to NaN on some drivers; past 10 the result is 1 in f32.
-  return select(v, tanh(clamp(v, -10.0, 10.0)), v == v);
+  let is_nan = (bitcast<u32>(v) & 0x7fffffffu) > 0x7f800000u;
+  return select(tanh(clamp(v, -10.0, 10.0)), v, is_nan);
 }
 
 fn act_silu(v: f32) -> f32 {
