@@ -75,6 +75,18 @@ def params(**values: int | float) -> tuple[tuple[str, int | float], ...]:
     return tuple(values.items())
 
 
+def window_params(problem: ConvProblem) -> dict[str, int]:
+    """How the kernel's window moves over the image, as shaders name it."""
+    return {
+        "stride_h": problem.stride[0],
+        "stride_w": problem.stride[1],
+        "pad_top": problem.padding[0],
+        "pad_left": problem.padding[2],
+        "dilation_h": problem.dilation[0],
+        "dilation_w": problem.dilation[1],
+    }
+
+
 def activation_params(problem: ConvProblem) -> dict[str, float]:
     return {"act_a": problem.activation.a, "act_b": problem.activation.b}
 

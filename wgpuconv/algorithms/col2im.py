@@ -14,18 +14,26 @@ from ..errors import AlgorithmRefusedError
 from ..facts import Facts
 from ..plan import Config, Pass, Plan, Region, Shader, Tables, ceil_div, grid_1d
 from ..problem import IDENTITY, ConvProblem
-from .base import Algorithm, activation_params, bias_region, params, roofline, strides
+from .base import (
+    Algorithm,
+    activation_params,
+    bias_region,
+    params,
+    roofline,
+    strides,
+    window_params,
+)
 from .im2col_gemm import weight_offsets
 from .tiles import (
     gemm_pass,
     pack_pass,
     packed_elements,
-    packed_refusal,
     tile_configs,
     tile_efficiency,
     tile_of,
     tile_span,
     tile_waste,
+    weight_too_large,
 )
 
 
@@ -38,19 +46,10 @@ class Col2im(Algorithm):
     def configs(self, problem: ConvProblem, facts: Facts) -> list[Config]:
         p = problem
         m = p.k_group * p.r * p.s
-        return [
-            config
-            for config in tile_configs(facts, m, p.n * p.h * p.w)
-            if not packed_refusal(tile_of(config), p, m, p.c_group, facts)
-        ]
+        return tile_configs(p, facts, m=m, reduction=p.c_group, pixels=p.n * p.h * p.w)
 
     def refuse(self, problem: ConvProblem, facts: Facts) -> str | None:
-        if not self.configs(problem, facts):
-            return (
-                "needs the packed weight within one binding of "
-                f"{facts.limits.max_binding} bytes, got {problem.weight_bytes} bytes of weights"
-            )
-        return None
+        return None if self.configs(problem, facts) else weight_too_large(problem, facts)
 
     def lower(
         self, problem: ConvProblem, config: Config, facts: Facts, workspace_limit: int
@@ -128,12 +127,7 @@ class Col2im(Algorithm):
                         w=p.w,
                         r=p.r,
                         s=p.s,
-                        stride_h=p.stride[0],
-                        stride_w=p.stride[1],
-                        pad_top=p.padding[0],
-                        pad_left=p.padding[2],
-                        dilation_h=p.dilation[0],
-                        dilation_w=p.dilation[1],
+                        **window_params(p),
                         y_n=x.y_n,
                         y_k=x.y_k,
                         y_h=x.y_h,

@@ -5,7 +5,15 @@ from __future__ import annotations
 from ..facts import Facts
 from ..plan import Config, Pass, Plan, Region, Shader, Tables, ceil_div, grid_1d
 from ..problem import ConvProblem
-from .base import Algorithm, activation_params, bias_region, params, roofline, strides
+from .base import (
+    Algorithm,
+    activation_params,
+    bias_region,
+    params,
+    roofline,
+    strides,
+    window_params,
+)
 
 MOST_TAPS = 121
 """Taps that are still held in registers (11 x 11)."""
@@ -66,12 +74,7 @@ class Depthwise(Algorithm):
                 out_w=p.out_w,
                 k=p.k,
                 k_group=p.k_group,
-                stride_h=p.stride[0],
-                stride_w=p.stride[1],
-                pad_top=p.padding[0],
-                pad_left=p.padding[2],
-                dilation_h=p.dilation[0],
-                dilation_w=p.dilation[1],
+                **window_params(p),
                 **strides(p)._asdict(),
                 **activation_params(p),
             ),

@@ -5,7 +5,15 @@ from __future__ import annotations
 from ..facts import Facts
 from ..plan import Config, Pass, Plan, Region, Shader, Tables, ceil_div, grid_1d
 from ..problem import ConvProblem
-from .base import Algorithm, activation_params, bias_region, params, roofline, strides
+from .base import (
+    Algorithm,
+    activation_params,
+    bias_region,
+    params,
+    roofline,
+    strides,
+    window_params,
+)
 
 
 class Direct(Algorithm):
@@ -51,12 +59,7 @@ class Direct(Algorithm):
                 groups=p.groups,
                 r=p.r,
                 s=p.s,
-                stride_h=p.stride[0],
-                stride_w=p.stride[1],
-                pad_top=p.padding[0],
-                pad_left=p.padding[2],
-                dilation_h=p.dilation[0],
-                dilation_w=p.dilation[1],
+                **window_params(p),
                 **strides(p)._asdict(),
                 **activation_params(p),
             ),

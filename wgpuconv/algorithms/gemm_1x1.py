@@ -13,12 +13,12 @@ from .tiles import (
     gemm_pass,
     pack_pass,
     packed_elements,
-    packed_refusal,
     tile_configs,
     tile_efficiency,
     tile_of,
     tile_span,
     tile_waste,
+    weight_too_large,
 )
 
 
@@ -30,11 +30,8 @@ class Gemm1x1(Algorithm):
 
     def configs(self, problem: ConvProblem, facts: Facts) -> list[Config]:
         p = problem
-        return [
-            config
-            for config in tile_configs(facts, p.k_group, p.n * p.h * p.w)
-            if not packed_refusal(tile_of(config), p, p.k_group, p.c_group, facts)
-        ]
+        pixels = p.n * p.h * p.w
+        return tile_configs(p, facts, m=p.k_group, reduction=p.c_group, pixels=pixels)
 
     def refuse(self, problem: ConvProblem, facts: Facts) -> str | None:
         p = problem
@@ -44,12 +41,7 @@ class Gemm1x1(Algorithm):
             return f"needs stride 1, got {p.stride[0]},{p.stride[1]}"
         if p.padding != (0, 0, 0, 0):
             return f"needs no padding, got {p.padding}"
-        if not self.configs(p, facts):
-            return (
-                "needs the packed weight within one binding of "
-                f"{facts.limits.max_binding} bytes, got {p.weight_bytes} bytes of weights"
-            )
-        return None
+        return None if self.configs(p, facts) else weight_too_large(p, facts)
 
     def lower(
         self, problem: ConvProblem, config: Config, facts: Facts, workspace_limit: int

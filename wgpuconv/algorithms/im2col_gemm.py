@@ -14,17 +14,17 @@ from ..errors import AlgorithmRefusedError
 from ..facts import Facts
 from ..plan import Config, Pass, Plan, Region, Shader, Tables, ceil_div, grid_1d
 from ..problem import ConvProblem
-from .base import Algorithm, bias_region, params, roofline, strides
+from .base import Algorithm, bias_region, params, roofline, strides, window_params
 from .tiles import (
     gemm_pass,
     pack_pass,
     packed_elements,
-    packed_refusal,
     tile_configs,
     tile_efficiency,
     tile_of,
     tile_span,
     tile_waste,
+    weight_too_large,
 )
 
 
@@ -43,19 +43,11 @@ class Im2colGemm(Algorithm):
 
     def configs(self, problem: ConvProblem, facts: Facts) -> list[Config]:
         p = problem
-        return [
-            config
-            for config in tile_configs(facts, p.k_group, p.n * p.out_h * p.out_w)
-            if not packed_refusal(tile_of(config), p, p.k_group, p.reduction, facts)
-        ]
+        pixels = p.n * p.out_h * p.out_w
+        return tile_configs(p, facts, m=p.k_group, reduction=p.reduction, pixels=pixels)
 
     def refuse(self, problem: ConvProblem, facts: Facts) -> str | None:
-        if not self.configs(problem, facts):
-            return (
-                "needs the packed weight within one binding of "
-                f"{facts.limits.max_binding} bytes, got {problem.weight_bytes} bytes of weights"
-            )
-        return None
+        return None if self.configs(problem, facts) else weight_too_large(problem, facts)
 
     def lower(
         self, problem: ConvProblem, config: Config, facts: Facts, workspace_limit: int
@@ -104,12 +96,7 @@ class Im2colGemm(Algorithm):
                         out_w=p.out_w,
                         r=p.r,
                         s=p.s,
-                        stride_h=p.stride[0],
-                        stride_w=p.stride[1],
-                        pad_top=p.padding[0],
-                        pad_left=p.padding[2],
-                        dilation_h=p.dilation[0],
-                        dilation_w=p.dilation[1],
+                        **window_params(p),
                         x_n=x.x_n,
                         x_c=x.x_c,
                         x_h=x.x_h,

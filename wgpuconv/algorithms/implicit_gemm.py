@@ -16,12 +16,12 @@ from .tiles import (
     gemm_shader,
     pack_pass,
     packed_elements,
-    packed_refusal,
     tile_configs,
     tile_efficiency,
     tile_of,
     tile_span,
     tile_waste,
+    weight_too_large,
 )
 
 FILLS = (2, 3, 4, 6, 8)
@@ -40,10 +40,8 @@ class ImplicitGemm(Algorithm):
         p = problem
         pixels = p.n * max(phase.pixels for phase in phases(p))
         configs = []
-        for tiled in tile_configs(facts, p.k_group, pixels):
+        for tiled in tile_configs(p, facts, m=p.k_group, reduction=p.reduction, pixels=pixels):
             tile = tile_of(tiled)
-            if packed_refusal(tile, p, p.k_group, p.reduction, facts):
-                continue
             workgroups = self._workgroups(p, tile.m, tile.p)
             filling = facts.cores * 128 / tile.workgroup
             most = ceil_div(p.reduction, tile.k) // LEAST_STEPS
@@ -65,13 +63,7 @@ class ImplicitGemm(Algorithm):
                 f"needs at most {MOST_ROWS} x {MOST_COLUMNS} taps that meet one output pixel, "
                 f"got {rows} x {columns}"
             )
-        if not self.configs(problem, facts):
-            return (
-                "needs the packed weight within one binding of "
-                f"{facts.limits.max_binding} bytes, got {problem.weight_bytes} bytes of weights "
-                f"({problem.k_group} filters a group)"
-            )
-        return None
+        return None if self.configs(problem, facts) else weight_too_large(problem, facts)
 
     @staticmethod
     def _workgroups(p: ConvProblem, tile_m: int, tile_p: int) -> int:

@@ -57,9 +57,19 @@ def tile_of(config: Config) -> Tile:
     return Tile(*(int(config[name]) for name in ("tile_m", "tile_p", "tile_k", "tm", "tp")))
 
 
-def tile_configs(facts: Facts, m: int, pixels: int) -> list[Config]:
-    """Configurations for m rows and that many columns, without tiles that are mostly empty."""
-    fitting = [t for t in TILES if t.fits(facts.limits)]
+def tile_configs(
+    problem: ConvProblem, facts: Facts, *, m: int, reduction: int, pixels: int
+) -> list[Config]:
+    """Configurations for m rows and that many columns, without tiles that are mostly empty.
+
+    None where the packed weight is too large for one binding.
+    """
+    most = min(facts.limits.max_binding, facts.limits.max_buffer) // problem.itemsize
+    fitting = [
+        t
+        for t in TILES
+        if t.fits(facts.limits) and packed_elements(t, m, reduction, problem.groups) <= most
+    ]
     useful = [t for t in fitting if t.m < 2 * max(m, 16) and t.p < 2 * max(pixels, 32)] or fitting[
         -1:
     ]
@@ -216,7 +226,9 @@ def pack_pass(
     )
 
 
-def packed_refusal(tile: Tile, problem: ConvProblem, m: int, reduction: int, facts: Facts) -> bool:
-    """Whether the packed weight is too large for one binding."""
-    size = packed_elements(tile, m, reduction, problem.groups) * problem.itemsize
-    return size > min(facts.limits.max_binding, facts.limits.max_buffer)
+def weight_too_large(problem: ConvProblem, facts: Facts) -> str:
+    """Why a problem has no tile_configs."""
+    return (
+        f"needs the packed weight within one binding of {facts.limits.max_binding} bytes, got "
+        f"{problem.weight_bytes} bytes of weights ({problem.k_group} filters a group)"
+    )
