@@ -11,7 +11,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import EntryPoint, EntryPoints
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -127,7 +127,33 @@ def test_devices(device: Device) -> None:
         assert entry.driver
         assert re.fullmatch(r"(wgpu|dawn) \(\w+\)", entry.backend)
         assert entry.kind in ("DiscreteGPU", "IntegratedGPU", "CPU", "Unknown", "VirtualGPU")
-        assert set(entry.features) <= {"shader-f16", "timestamp-query", "subgroup"}
+        assert set(entry.features) <= {
+            "shader-f16",
+            "timestamp-query",
+            "subgroup",
+            "subgroups",
+        }
+
+
+def test_devices_that_are_left_out_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Adapter:
+        info: ClassVar[dict[str, str]] = {
+            "device": "a card",
+            "backend_type": "OpenGL",
+            "adapter_type": "Unknown",
+            "description": "",
+            "vendor": "a vendor",
+        }
+        features: ClassVar[set[str]] = set()
+
+    monkeypatch.setattr(provider_module.Provider, "_all_adapters", lambda self: [Adapter()])
+    left_out = [d for d in devices() if d.name == "a card"]
+    assert left_out
+    for entry in left_out:
+        assert entry.spec == ""
+        assert "OpenGL offers fewer features" in (entry.problem or "")
+    with pytest.raises(NoAdapterError):
+        Device("wgpu")
 
 
 def test_devices_never_raises(monkeypatch: pytest.MonkeyPatch) -> None:

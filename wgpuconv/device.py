@@ -44,7 +44,7 @@ class DeviceInfo:
     """One device that could be opened, or why it cannot."""
 
     spec: str
-    """What ``Device(spec)`` takes to open it."""
+    """What ``Device(spec)`` takes to open it; empty where nothing does."""
     name: str
     backend: str
     kind: str
@@ -361,27 +361,30 @@ def devices() -> list[DeviceInfo]:
             continue
         if not adapters:
             found.append(DeviceInfo(name, "", name, "", "", problem=_nothing_found()))
-        for number, adapter in enumerate(adapters):
-            info = adapter.info
-            features = tuple(
-                f for f in ("shader-f16", "timestamp-query", "subgroup") if f in adapter.features
-            )
-            found.append(
-                DeviceInfo(
-                    f"{name}:{number}",
-                    info["device"],
-                    f"{name} ({info['backend_type']})",
-                    info["adapter_type"],
-                    info["description"] or info["vendor"],
-                    features,
-                )
-            )
+        found += [_info(name, adapter, f"{name}:{i}") for i, adapter in enumerate(adapters)]
+        found += [_info(name, a, "", reason) for a, reason in provider(name).left_out()]
     for entry in importlib.metadata.entry_points(group=PLUGIN_GROUP):
         try:
             found += entry.load().devices()
         except Exception as error:  # a plugin must not take the others along
             found.append(DeviceInfo(entry.name, "", entry.name, "", "", problem=str(error)))
     return found
+
+
+_FEATURES = ("shader-f16", "timestamp-query", "subgroup", "subgroups")
+
+
+def _info(name: str, adapter: Any, spec: str, problem: str | None = None) -> DeviceInfo:
+    info = adapter.info
+    return DeviceInfo(
+        spec,
+        info["device"],
+        f"{name} ({info['backend_type']})",
+        info["adapter_type"],
+        info["description"] or info["vendor"],
+        tuple(f for f in _FEATURES if f in adapter.features),
+        problem,
+    )
 
 
 _KINDS = ("DiscreteGPU", "IntegratedGPU", "Unknown", "CPU")

@@ -16,6 +16,15 @@ PROVIDERS = {"wgpu": "wgpu", "dawn": "wgpudawn"}
 _BOUNDS_CHECKS = 1  # WGPUShaderRuntimeChecks_BoundsChecks of wgpu.h
 
 
+_OPENGL = "not used: OpenGL offers fewer features of the same hardware than Vulkan"
+_LEFT_OUT = {
+    "OpenGL": _OPENGL,
+    "OpenGLES": _OPENGL,
+    "Null": "not used: it computes nothing",
+}
+"""Why adapters of these backends are left out."""
+
+
 class Provider:
     """One implementation of the WebGPU API, and what differs between them."""
 
@@ -74,14 +83,18 @@ class Provider:
             )
 
     def adapters(self) -> list[Any]:
-        """The adapters that compute shaders run on, in the API's own order.
+        """The adapters that compute shaders run on, in the API's own order."""
+        return [a for a in self._all_adapters() if a.info["backend_type"] not in _LEFT_OUT]
 
-        An OpenGL adapter shows the same hardware again with fewer features, so it is left out.
-        """
+    def left_out(self) -> list[tuple[Any, str]]:
+        """The other adapters, and why they are not used."""
+        found = [(a, _LEFT_OUT.get(a.info["backend_type"])) for a in self._all_adapters()]
+        return [(adapter, reason) for adapter, reason in found if reason is not None]
+
+    def _all_adapters(self) -> list[Any]:
         self.refuse_fork()
         with self.lock:
-            found = self.api.gpu.enumerate_adapters_sync()
-        return [a for a in found if a.info["backend_type"] not in ("OpenGL", "OpenGLES", "Null")]
+            return list(self.api.gpu.enumerate_adapters_sync())
 
     def request_device(self, adapter: Any, features: list[str], limits: dict[str, int]) -> Any:
         self.opening()
