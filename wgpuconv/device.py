@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.metadata
 import os
 import threading
@@ -66,24 +65,20 @@ class _Open:
 class CallCache:
     """Compiled plans by the raw arguments of a call, so that a repeated call validates nothing.
 
-    Parameters may come as lists, which have no hash; such calls go the long way. The types are
-    part of the key since True, 1 and 1.0 are equal, but not all of them are accepted.
+    Parameters are told apart by how they are written: 1, 1.0 and True are equal, but not all of
+    them are accepted, and lists have no hash.
     """
 
     def __init__(self) -> None:
         self._found: dict[Any, Compiled] = {}
 
     def get(self, key: Any, parameters: tuple[Any, ...]) -> Compiled | None:
-        try:
-            return self._found.get((key, parameters, *map(type, parameters)))
-        except TypeError:
-            return None
+        return self._found.get((key, repr(parameters)))
 
     def put(self, key: Any, parameters: tuple[Any, ...], compiled: Compiled) -> None:
-        with contextlib.suppress(TypeError):
-            if len(self._found) >= CACHED_PLANS:
-                self._found.clear()
-            self._found[(key, parameters, *map(type, parameters))] = compiled
+        if len(self._found) >= CACHED_PLANS:
+            self._found.clear()
+        self._found[key, repr(parameters)] = compiled
 
     def clear(self) -> None:
         self._found.clear()
