@@ -1,5 +1,5 @@
 // gemm.wgsl for pixels that lie side by side and number a multiple of 4 an image: B and y are
-// read and written four pixels at a time, which halves the time of products bound by memory.
+// read and written four pixels at a time.
 //
 //   y[m, p] = sum over k of A[m, k] * B[k, p]
 //

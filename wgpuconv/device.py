@@ -94,8 +94,8 @@ class Device:
     ``trusted=False`` keeps wgpu-native's own run-time checks in shaders.
 
     ``tune`` says how the fastest kernel is found: ``"auto"`` measures a few candidates the
-    first time a problem is met on a GPU (about a second, once, or what the environment
-    variable WGPUCONV_TUNE_BUDGET says in seconds; not on a software driver),
+    first time a problem is met on a GPU, within a budget of a second, or what the environment
+    variable WGPUCONV_TUNE_BUDGET says (not on a software driver),
     ``"full"`` all of them, ``"stored"`` uses what was measured before, else the cost model,
     and ``"off"`` the cost model alone. Without it, the environment variable WGPUCONV_TUNE
     is used, then "auto". ``store`` is the file that measurements are kept in (":memory:":
