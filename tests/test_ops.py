@@ -30,8 +30,7 @@ PROBLEMS = [
 ]
 
 
-def called(problem: ConvProblem, x: Any, w: Any, b: Any = None, **more: Any) -> Any:
-    """The public function, with the problem's parameters."""
+def parameters_of(problem: ConvProblem) -> dict[str, Any]:
     top, bottom, left, right = problem.padding
     arguments: dict[str, Any] = {
         "stride": problem.stride,
@@ -43,6 +42,12 @@ def called(problem: ConvProblem, x: Any, w: Any, b: Any = None, **more: Any) -> 
     }
     if problem.transposed:
         arguments["output_padding"] = problem.output_padding
+    return arguments
+
+
+def called(problem: ConvProblem, x: Any, w: Any, b: Any = None, **more: Any) -> Any:
+    """The public function, with the problem's parameters."""
+    arguments = parameters_of(problem)
     return getattr(wgpuconv, problem.op)(x, w, b, **{**arguments, **more})
 
 
@@ -414,17 +419,7 @@ def test_lists_as_parameters(device: Device, problem: ConvProblem, data: Any) ->
 
 
 def made_module(problem: ConvProblem, w: Any, b: Any, device: Device, **more: Any) -> Any:
-    top, bottom, left, right = problem.padding
-    arguments: dict[str, Any] = {
-        "stride": problem.stride,
-        "padding": ((top, bottom), (left, right)),
-        "dilation": problem.dilation,
-        "groups": problem.groups,
-        "layout": problem.layout,
-        "activation": problem.activation,
-    }
-    if problem.transposed:
-        arguments["output_padding"] = problem.output_padding
+    arguments = parameters_of(problem)
     kind = ConvTranspose2d if problem.transposed else Conv2d
     return kind(w, b, device=device, **{**arguments, **more})
 

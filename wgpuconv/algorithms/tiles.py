@@ -62,7 +62,7 @@ def tile_configs(
 ) -> list[Config]:
     """Configurations for m rows and that many columns, without tiles that are mostly empty.
 
-    None where the packed weight is too large for one binding.
+    Empty where the packed weight is too large for one binding.
     """
     most = min(facts.limits.max_binding, facts.limits.max_buffer) // problem.itemsize
     fitting = [
@@ -70,9 +70,7 @@ def tile_configs(
         for t in TILES
         if t.fits(facts.limits) and packed_elements(t, m, reduction, problem.groups) <= most
     ]
-    useful = [t for t in fitting if t.m < 2 * max(m, 16) and t.p < 2 * max(pixels, 32)] or fitting[
-        -1:
-    ]
+    useful = [t for t in fitting if t.m < 2 * max(m, 16) and t.p < 2 * max(pixels, 32)]
     orders = FMA_ORDERS[:1] if facts.software else FMA_ORDERS
     barriers = (True,) if facts.software else (True, False)
     return [
@@ -88,7 +86,7 @@ def tile_configs(
         }
         for order in orders
         for barrier in barriers
-        for t in useful
+        for t in useful or fitting[-1:]
     ]
 
 
@@ -110,8 +108,6 @@ def tile_span(tile: Tile, steps: int, workgroups: int, facts: Facts) -> float:
 
 def tile_waste(tile: Tile, m: int, pixels: int) -> float:
     """Work done in whole tiles over work needed."""
-    if not pixels:  # an empty batch
-        return 1.0
     rows, columns = ceil_div(m, tile.m) * tile.m, ceil_div(pixels, tile.p) * tile.p
     return rows * columns / (m * pixels)
 
@@ -169,9 +165,8 @@ def gemm_pass(
         "act_a": activation.a,
         "act_b": activation.b,
     }
-    names = ("base", "g", "n", "k", "p"), ("base", "g", "n", "m", "p")
-    strides = {f"b_{name}": v for name, v in zip(names[0], b, strict=True)}
-    strides |= {f"y_{name}": v for name, v in zip(names[1], y, strict=True)}
+    strides = dict(zip(("b_base", "b_g", "b_n", "b_k", "b_p"), b, strict=True))
+    strides |= dict(zip(("y_base", "y_g", "y_n", "y_m", "y_p"), y, strict=True))
     if quads:
         del strides["b_p"], strides["y_p"]
         strides = {name: v // 4 for name, v in strides.items()}
