@@ -11,6 +11,7 @@ who knows nothing of this package would catch::
     │   └── AlgorithmRefusedError            the named algorithm does not apply; says why
     ├── TuningError (ValueError)             a tuning mode or budget that makes no sense
     ├── StoreError (ValueError)              a tuning bundle that cannot be read or written
+    ├── BenchError (ValueError)              a benchmark that cannot be run or read
     ├── DeviceError (RuntimeError)
     │   ├── NoAdapterError                   nothing to run on; says what to install
     │   ├── UnsupportedFeatureError          the device lacks a feature (f16) or a limit
@@ -57,6 +58,10 @@ class TuningError(WgpuConvError, ValueError):
 
 class StoreError(WgpuConvError, ValueError):
     """A tuning bundle that cannot be read or written."""
+
+
+class BenchError(WgpuConvError, ValueError):
+    """A benchmark that cannot be run or read as it was asked for."""
 
 
 class DeviceError(WgpuConvError, RuntimeError):

@@ -21,21 +21,21 @@ from typing import Any
 
 import numpy as np
 
-from . import __version__
-from .algorithms import find
-from .device import Device
-from .errors import (
+from .. import __version__
+from ..algorithms import find
+from ..device import Device
+from ..errors import (
     AlgorithmRefusedError,
     DeviceError,
     OutOfDeviceMemoryError,
     ProblemError,
     ShaderError,
 )
-from .plan import Config, Plan
-from .suites import Entry
-from .tuning import timing
-from .tuning.verify import Check
-from .tuning.workbench import Workbench, WrongResultError
+from ..plan import Config, Plan
+from ..suites import Entry
+from ..tuning import timing
+from ..tuning.verify import Check
+from ..tuning.workbench import Workbench, WrongResultError
 
 Step = Callable[[str, str], None]
 """Told what is about to happen, for a progress line: the problem's label and the step."""
@@ -270,7 +270,7 @@ def machine(device: Device) -> dict[str, Any]:
 
 def _commit() -> str | None:
     """Of the checkout that this package runs from; an installed package has none."""
-    root = Path(__file__).parent.parent
+    root = Path(__file__).parents[2]
     if not (root / ".git").exists():
         return None
     return _output("git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40")
