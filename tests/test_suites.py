@@ -23,11 +23,25 @@ def total(name: str, what: str) -> int:
     return sum(entry.count * sums[what](entry.problem) for entry in load_suite(name))
 
 
+SUITES = (
+    "burn",
+    "craft",
+    "dcgan",
+    "deeplabv3",
+    "efficientnet_b0",
+    "fsrcnn",
+    "mobilenet_v2",
+    "resnet50",
+    "unet",
+    "vgg16",
+)
+
+
 def test_the_suites_are_there() -> None:
-    assert suite_names() == ["burn", "craft", "mobilenet_v2", "resnet50", "unet"]
+    assert suite_names() == list(SUITES)
 
 
-@pytest.mark.parametrize("name", ["burn", "craft", "mobilenet_v2", "resnet50", "unet"])
+@pytest.mark.parametrize("name", SUITES)
 def test_every_problem_is_named_biased_and_listed_once(name: str) -> None:
     entries = load_suite(name)
     assert len({entry.name for entry in entries}) == len(entries)
@@ -39,10 +53,16 @@ def test_every_problem_is_named_biased_and_listed_once(name: str) -> None:
 
 
 # The parameters are those of the published models, without fully connected and batch norm layers:
-# ResNet-50 25,557,032 - 2,049,000 - 53,120; MobileNetV2 3,504,872 - 1,281,000 - 34,112.
+# ResNet-50 25,557,032 - 2,049,000 - 53,120; MobileNetV2 3,504,872 - 1,281,000 - 34,112; the
+# generator of DCGAN in PyTorch's examples 3,576,704 - 1,920. FSRCNN's are in its paper's table 2.
 @pytest.mark.parametrize(
     ("name", "layers", "weights"),
-    [("resnet50", 53, 23_454_912), ("mobilenet_v2", 52, 2_189_760)],
+    [
+        ("resnet50", 53, 23_454_912),
+        ("mobilenet_v2", 52, 2_189_760),
+        ("dcgan", 5, 3_574_784),
+        ("fsrcnn", 8, 12_464),
+    ],
 )
 def test_layers_and_weights(name: str, layers: int, weights: int) -> None:
     assert sum(entry.count for entry in load_suite(name)) == layers
@@ -50,16 +70,87 @@ def test_layers_and_weights(name: str, layers: int, weights: int) -> None:
 
 
 # U-Net: 31,030,658 with one input channel and two classes. CRAFT: 20,770,466 of which 10,304
-# belong to batch norm.
-@pytest.mark.parametrize(("name", "parameters"), [("unet", 31_030_658), ("craft", 20_760_162)])
+# belong to batch norm. VGG16: 138,357,544 of which 123,642,856 are fully connected.
+@pytest.mark.parametrize(
+    ("name", "parameters"), [("unet", 31_030_658), ("craft", 20_760_162), ("vgg16", 14_714_688)]
+)
 def test_parameters(name: str, parameters: int) -> None:
     assert total(name, "parameters") == parameters
 
 
-# Published with one decimal or two; the fully connected layers are 0.002 and 0.001 of them.
-@pytest.mark.parametrize(("name", "giga"), [("resnet50", 4.089), ("mobilenet_v2", 0.301)])
-def test_multiply_adds(name: str, giga: float) -> None:
-    assert total(name, "multiply_adds") / 1e9 == pytest.approx(giga, abs=0.003)
+# As torchvision publishes them with its weights, to three decimals, but for what is no convolution
+# of the suite: the fully connected layers, and DeepLabV3's auxiliary head.
+@pytest.mark.parametrize(
+    ("name", "published", "others"),
+    [
+        ("resnet50", 4.089, 2048 * 1000),
+        ("mobilenet_v2", 0.301, 1280 * 1000),
+        ("efficientnet_b0", 0.386, 1280 * 1000),
+        ("vgg16", 15.47, 25088 * 4096 + 4096 * 4096 + 4096 * 1000),
+        ("deeplabv3", 178.722, 65 * 65 * 256 * (1024 * 9 + 21)),
+    ],
+)
+def test_multiply_adds(name: str, published: float, others: int) -> None:
+    giga = (total(name, "multiply_adds") + others) / 1e9
+    assert giga == pytest.approx(published, abs=0.0006)
+
+
+JOINED = {
+    # Four branches of spatial pyramid pooling and the pooled one, 256 channels each.
+    ("deeplabv3", "aspp.project"),
+}
+"""Layers whose input joins more than two others'."""
+
+
+@pytest.mark.parametrize("name", [name for name in SUITES if name != "burn"])
+def test_each_layer_takes_what_earlier_ones_made(name: str) -> None:
+    """Its input's channels and size are those of an earlier output: as it is, pooled (by two or to
+    a pixel), upsampled by two, or joined to another's channels."""
+    first, *others = load_suite(name)
+    made = {(first.problem.k, first.problem.out_h, first.problem.out_w)}
+    for entry in others:
+        p = entry.problem
+        sizes = {
+            channels
+            for channels, h, w in made
+            if (p.h, p.w) in ((h, w), (-(-h // 2), -(-w // 2)), (1, 1), (2 * h, 2 * w))
+        }
+        joined = {a + b for a in sizes for b, *_ in made}
+        assert p.c in sizes | joined or (name, entry.name) in JOINED, entry.name
+        made.add((p.k, p.out_h, p.out_w))
+
+
+@pytest.mark.parametrize("name", ["dcgan", "fsrcnn", "vgg16"])
+def test_a_chain_of_layers_has_no_gap(name: str) -> None:
+    before, *others = load_suite(name)
+    for entry in others:
+        previous, p = before.problem, entry.problem
+        pooled = 2 if name == "vgg16" and entry.name.endswith("_1") else 1
+        made = (previous.k, previous.out_h // pooled, previous.out_w // pooled)
+        assert (p.c, p.h, p.w) == made, entry.name
+        before = entry
+
+
+def test_what_generators_make() -> None:
+    sizes = [(e.problem.out_h, e.problem.out_w) for e in load_suite("dcgan")]
+    assert sizes == [(4, 4), (8, 8), (16, 16), (32, 32), (64, 64)]
+    assert load_suite("fsrcnn")[-1].problem.out_shape == (1, 1, 1080, 1920)
+
+
+def test_what_each_network_is_there_for() -> None:
+    """5x5 depthwise layers, dilated ones, transposed ones that overlap."""
+    efficient = [e for e in load_suite("efficientnet_b0") if e.problem.groups > 1]
+    assert sum(e.count for e in efficient) == 16
+    assert sum(e.count for e in efficient if e.problem.r == 5) == 9
+    dilations = {e.problem.dilation[0] for e in load_suite("deeplabv3")}
+    assert dilations == {1, 2, 4, 12, 24, 36}
+    overlapping = [
+        e
+        for name in ("dcgan", "fsrcnn")
+        for e in load_suite(name)
+        if e.problem.transposed and e.problem.r > e.problem.stride[0]
+    ]
+    assert len(overlapping) == 6
 
 
 def test_the_backbone_of_craft_is_vgg16() -> None:
