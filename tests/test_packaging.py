@@ -19,7 +19,13 @@ import wgpuconv
 ROOT = Path(__file__).parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 SHADERS = {path.stem: path for path in (ROOT / "shaders").glob("*.wgsl")}
-PROBLEMS = [path for path in (ROOT / "bench" / "problems").rglob("*") if path.is_file()]
+# What lies in the repository under bench/, by the folder that it has in the package.
+BENCH = {
+    f"wgpuconv/bench_{folder}/{path.name}": path
+    for folder in ("peers", "problems")
+    for path in (ROOT / "bench" / folder).iterdir()
+    if path.is_file()
+}
 
 # Only features that were asked for may cost their import: an application that owns a GPU must not
 # pay for our command line, and cupy or torch would take the GPU.
@@ -85,17 +91,15 @@ def test_the_wheel_holds_the_package_and_its_data_and_nothing_else(wheel: Path) 
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
     expected = {f"wgpuconv/shaders/{path.name}" for path in SHADERS.values()}
-    expected |= {
-        f"wgpuconv/bench_problems/{path.relative_to(ROOT / 'bench' / 'problems').as_posix()}"
-        for path in PROBLEMS
-    }
+    expected |= BENCH.keys()
     expected |= {
         path.relative_to(ROOT).as_posix()
         for path in (ROOT / "wgpuconv").rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
     assert SHADERS
-    assert PROBLEMS
+    assert "wgpuconv/bench_peers/torch_cpu.py" in BENCH
+    assert "wgpuconv/bench_problems/burn.txt" in BENCH
     assert "wgpuconv/py.typed" in names
     package = {name for name in names if ".dist-info/" not in name}
     assert package == expected
@@ -106,6 +110,12 @@ def test_an_installed_wheel_works_without_the_checkout(installed: Path, tmp_path
     found = shaders_seen_by(installed / "python", tmp_path)
     assert not Path(found.pop("")).is_relative_to(ROOT)
     assert found == {name: path.read_text(encoding="utf-8") for name, path in SHADERS.items()}
+
+
+def test_an_installed_wheel_finds_its_peers(installed: Path, tmp_path: Path) -> None:
+    code = "from wgpuconv.bench.peer_process import peer_names; print(*peer_names())"
+    names = run(installed / "python", "-c", code, cwd=tmp_path).split()
+    assert "torch-cuda" in names
 
 
 def test_the_installed_command_starts(installed: Path, tmp_path: Path) -> None:

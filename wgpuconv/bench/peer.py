@@ -1,23 +1,42 @@
 """Peers: other libraries, each timed in a process of its own.
 
-A peer is a script in ``bench/peers`` with a subclass of :class:`Peer` and a call of ``serve``.
+A peer is a script in ``bench/peers`` with a subclass of :class:`Peer` and a call of :func:`serve`.
 The runner starts it and takes turns with it: one JSON object a line, over the process's standard
 input and output; arrays lie as .npy files in a folder that both know. So a peer that crashes,
 or whose library is not installed, costs one line in a table.
+
+A request is ``{"do": "time", "variant": {...}, ...}``; what else it holds are the arguments of the
+method of that name. The answer has one key: ``done`` with the result, ``refused`` or ``absent``
+with a reason, or ``failed`` with what an exception said.
 """
 
 from __future__ import annotations
 
+import json
+import math
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, ClassVar, TextIO
 
 import numpy as np
 
 from ..problem import ConvProblem
 
 Array = np.ndarray[Any, Any]
+
+READY = {"done": "ready"}
+"""The first answer, before any request. What a script prints before it is noise."""
+ANSWERS = {"done", "refused", "absent", "failed"}
 
 
 class Refusal(Exception):
@@ -29,7 +48,7 @@ class Variant:
     """One way in which a peer can compute a problem."""
 
     what: str
-    """``nchw``, ``channels_last, no bias``"""
+    """``nchw``, ``channels_last, tf32, no bias``: tells it from the peer's other variants."""
     precision: str
     """f32, tf32, f16 or bf16"""
     prepared: bool = False
@@ -44,11 +63,15 @@ class Peer(ABC):
     """One other library on one device."""
 
     name: ClassVar[str]
+    pip: ClassVar[str]
+    """What pip installs it from."""
 
     @abstractmethod
     def describe(self) -> tuple[dict[str, str], str]:
-        """Versions by name, and the device. Imports the library; raises ImportError or Refusal
-        where it is absent or has no device, with a text that names the pip command."""
+        """Versions by name, and the device. Imports the library. Raises ImportError where it is
+        absent, and Refusal, with what to do, where it has no device.
+
+        Called before anything else, in each process."""
 
     @abstractmethod
     def variants(self, problem: ConvProblem) -> list[Variant]:
@@ -67,7 +90,7 @@ class Peer(ABC):
 
     @abstractmethod
     def time(self, variant: Variant, repeats: int) -> float:
-        """Seconds of one run, as the mean of that many back to back."""
+        """Seconds of one run, as the mean of about that many back to back."""
 
     @abstractmethod
     def unload(self) -> None:
@@ -85,3 +108,120 @@ class Peer(ABC):
     def workspace(self, variant: Variant) -> int | None:
         """Bytes of memory beside the arguments and the result; None where it is not known."""
         return None
+
+
+def wall(
+    run: Callable[[], object], repeats: int, wait: Callable[[], object] | None = None
+) -> float:
+    """Seconds of one run by the wall clock, of that many in a row with one wait at the end."""
+    start = time.perf_counter()
+    for _ in range(repeats):
+        run()
+    if wait is not None:
+        wait()
+    return (time.perf_counter() - start) / repeats
+
+
+def wall_for(
+    run: Callable[[], object], wait: Callable[[], object] | None = None, seconds: float = 0.2
+) -> float:
+    """The same, of as many runs as take about that many seconds, but at most 100."""
+    wall(run, 1, wait)
+    first = wall(run, 1, wait)
+    return wall(run, min(max(int(seconds / first), 1), 100), wait)
+
+
+def serve(peer: Peer) -> None:
+    """Answers the runner's requests until it hangs up. The last line of a peer's script.
+
+    The first argument of the script is the folder for arrays.
+    """
+    requests, answers = _take_streams()
+    folder = Path(sys.argv[1])
+    lines: SimpleQueue[str] = SimpleQueue()
+    threading.Thread(target=_listen, args=(requests, lines, folder), daemon=True).start()
+    _send(answers, READY)
+    for line in iter(lines.get, ""):
+        _send(answers, _answer(peer, json.loads(line), folder))
+
+
+def _take_streams() -> tuple[TextIO, TextIO]:
+    """Standard input and output for the protocol alone: what a library prints, from C too, goes
+    to standard error, and what reads standard input finds it empty."""
+    sys.stdout.flush()
+    requests = os.fdopen(os.dup(0), encoding="utf-8")
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    return requests, answers
+
+
+def _listen(requests: TextIO, lines: SimpleQueue[str], folder: Path) -> None:
+    """Reads in a thread, so that a peer that is busy or stuck ends with its runner too, however
+    that one ended; and with the peer what it started."""
+    for line in requests:
+        lines.put(line)
+    shutil.rmtree(folder, ignore_errors=True)
+    if hasattr(os, "killpg") and os.getpgrp() == os.getpid():
+        os.killpg(os.getpid(), signal.SIGKILL)
+    os._exit(0)
+
+
+def _send(answers: TextIO, answer: Mapping[str, Any]) -> None:
+    answers.write(json.dumps(answer) + "\n")
+    answers.flush()
+
+
+def _answer(peer: Peer, request: dict[str, Any], folder: Path) -> dict[str, Any]:
+    try:
+        return {"done": _done(peer, request, folder)}
+    except Refusal as error:
+        return {"absent" if request["do"] == "describe" else "refused": str(error)}
+    except ImportError as error:
+        return {"absent": f"{error}; pip install {peer.pip}"}
+    except Exception as error:
+        traceback.print_exc()
+        return {"failed": f"{type(error).__name__}: {error}"}
+
+
+def _done(peer: Peer, request: dict[str, Any], folder: Path) -> Any:
+    do = request["do"]
+    if do == "describe":
+        return peer.describe()
+    if do == "unload":
+        return peer.unload()
+    if do == "variants":
+        return [asdict(variant) for variant in peer.variants(_problem(request))]
+    variant = Variant(**request["variant"])
+    match do:
+        case "load":
+            return peer.load(_problem(request), variant, dict(_arrays(request)))
+        case "output":
+            path = folder / "output.npy"
+            np.save(path, peer.output(variant), allow_pickle=False)
+            return str(path)
+        case "time":
+            return float(peer.time(variant, request["repeats"]))
+        case "call":
+            return peer.call(variant)
+        case "end_to_end":
+            return peer.end_to_end(variant, dict(_arrays(request)))
+        case "workspace":
+            return peer.workspace(variant)
+    raise ValueError(f"unknown request {do!r}")
+
+
+def _problem(request: Mapping[str, Any]) -> ConvProblem:
+    return ConvProblem.parse(request["problem"])
+
+
+def _arrays(request: Mapping[str, Any]) -> Iterator[tuple[str, Array]]:
+    for role, path in request["data"].items():
+        yield role, np.load(path, allow_pickle=False)
+
+
+def is_seconds(value: Any) -> bool:
+    """Whether an answer can be a time."""
+    return isinstance(value, float) and math.isfinite(value) and value > 0

@@ -1,0 +1,34 @@
+"""PyTorch on the CPU (oneDNN), in f32, timed by the wall clock."""
+
+from __future__ import annotations
+
+import platform
+
+from _torch import TorchPeer
+
+from wgpuconv import ConvProblem
+from wgpuconv.bench.peer import Refusal, Variant, serve, wall
+
+
+class TorchCpu(TorchPeer):
+    name = "torch-cpu"
+    device = "cpu"
+
+    def describe(self) -> tuple[dict[str, str], str]:
+        import torch
+
+        torch.set_grad_enabled(False)
+        processor = platform.processor() or platform.machine()
+        return {"torch": torch.__version__}, f"{processor}, {torch.get_num_threads()} threads"
+
+    def precisions(self, problem: ConvProblem) -> list[str]:
+        if problem.dtype != "f32":
+            raise Refusal(f"torch-cpu is compared in f32, got {problem.dtype}")
+        return ["f32"]
+
+    def time(self, variant: Variant, repeats: int) -> float:
+        return wall(self.find(variant).run, repeats)
+
+
+if __name__ == "__main__":
+    serve(TorchCpu())
