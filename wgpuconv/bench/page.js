@@ -57,6 +57,9 @@ const bytes = or((value) => (value ? scaled(["B", "KiB", "MiB", "GiB"], 1024)(va
 const duration = or((seconds) => scaled(["µs", "ms", "s"], 1000)(seconds * 1e6));
 const perSecond = (unit) => scaled(["", "k", "M", "G", "T", "P"].map((p) => `${p}${unit}/s`), 1000);
 
+const roofText = ({ roof: [bandwidth, rate] }) =>
+  `copies ${perSecond("B")(bandwidth)}, multiply-adds ${perSecond("FLOP")(rate)}`;
+
 // ---- groups: a colour and a shape for each device or peer, filled by precision ----
 
 const places = [...new Set(data.runs.flatMap((run) => run.groups.map((group) => group.on)))];
@@ -287,15 +290,15 @@ function differenceTable(name, caption, rows) {
     caption,
     [
       { title: "problem", key: (d) => d.problem, cell: (d) => d.problem, head: true },
-      { title: "side", key: (d) => d.on, cell: (d) => `${d.on} ${d.what}` },
+      { title: "side", key: (d) => `${d.on} ${d.what}`, cell: (d) => `${d.on} ${d.what}` },
       { title: "precision", key: (d) => d.precision, cell: (d) => d.precision },
-      { title: "before, µs", key: (d) => d.before, cell: (d) => micro(d.before), number: true },
-      { title: "after, µs", key: (d) => d.after, cell: (d) => micro(d.after), number: true },
       { title: "change", key: (d) => d.ratio, cell: (d) => change(d.ratio), number: true },
       {
         title: "verdict", key: (d) => d.verdict,
         cell: (d) => make("span", { class: `badge ${VERDICTS[d.verdict] ?? ""}` }, d.verdict),
       },
+      { title: "before, µs", key: (d) => d.before, cell: (d) => micro(d.before), number: true },
+      { title: "after, µs", key: (d) => d.after, cell: (d) => micro(d.after), number: true },
     ],
     [...rows].sort((a, b) => b.ratio - a.ratio),
     { tall: true },
@@ -547,16 +550,16 @@ function roofline(problems, groups) {
         (side.share ? `, ${percent(side.share)} of its roof` : ""),
     }));
   const lines = current().devices
-    .filter((device) => device.bandwidth && device.rate)
+    .filter((device) => device.roof)
     .map((device) => {
-      const rate = device.rate / 1e12;
-      const ridge = device.rate / device.bandwidth;
+      const [bandwidth, rate] = device.roof.map((value) => value / 1e12);
+      const ridge = rate / bandwidth;
       return {
         group: current().groups.find((group) => group.on === device.name)?.name,
-        label: `${device.name}: ${perSecond("B")(device.bandwidth)}, ${perSecond("FLOP")(device.rate)}`,
+        label: `${device.name}: ${roofText(device)}`,
         top: rate,
         path: (low, high) => {
-          const at = (x) => [x, Math.min(rate, (x * device.bandwidth) / 1e12)];
+          const at = (x) => [x, Math.min(rate, x * bandwidth)];
           return [at(low), ...(ridge > low && ridge < high ? [at(ridge)] : []), at(high)];
         },
       };
@@ -685,8 +688,7 @@ function facts() {
         entry(
           device.name,
           `${device.adapter}, driver ${device.driver}, ${device.versions}` +
-            (device.bandwidth ? `; copies ${perSecond("B")(device.bandwidth)}` : "") +
-            (device.rate ? `; multiply-adds ${perSecond("FLOP")(device.rate)}` : "") +
+            (device.roof ? `; ${roofText(device)}` : "") +
             (device.software ? "; a software driver" : ""),
         ),
       ),

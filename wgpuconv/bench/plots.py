@@ -146,10 +146,11 @@ def _roofline(figure: Any, run: Run, groups: Sequence[summary.Group]) -> bool:
     ons = {group.on for group in groups}
     low, high = min(reach) / 1.5, max(reach) * 1.5
     for device in run.devices:
-        if device.name in ons and device.bandwidth and device.fma_rate:
-            ridge = device.fma_rate / device.bandwidth
-            xs = sorted({low, min(max(ridge, low), high), high})
-            ys = [min(device.fma_rate, x * device.bandwidth) / 1e12 for x in xs]
+        roof = summary.roof_of(device)
+        if device.name in ons and roof is not None:
+            bandwidth, rate = roof
+            xs = sorted({low, min(max(rate / bandwidth, low), high), high})
+            ys = [min(rate, x * bandwidth) / 1e12 for x in xs]
             axes.plot(xs, ys, color=look.colour(device.name), linewidth=1.2)
     axes.set_xscale("log")
     axes.set_yscale("log")

@@ -15,7 +15,7 @@ from typing import Any
 
 from ..errors import BenchError
 from . import summary
-from .compare import Comparison, Difference, compare
+from .compare import Comparison, compare
 from .result import DeviceFacts, ProblemResult, Run, Side
 
 Named = tuple[str, Run]
@@ -39,12 +39,15 @@ def page(results: Sequence[Named]) -> str:
 def view(results: Sequence[Named]) -> dict[str, Any]:
     """What the page shows, as JSON holds it. Times are in seconds."""
     first_name, first = results[0]
-    return {
-        "runs": [_run(name, run) for name, run in results],
-        "differences": [
-            _comparison(first_name, name, compare(first, run)) for name, run in results[1:]
-        ],
-    }
+    shown: dict[str, Any] = _finite(
+        {
+            "runs": [_run(name, run) for name, run in results],
+            "differences": [
+                _comparison(first_name, name, compare(first, run)) for name, run in results[1:]
+            ],
+        }
+    )
+    return shown
 
 
 def _file(name: str) -> str:
@@ -68,8 +71,7 @@ def _run(name: str, run: Run) -> dict[str, Any]:
                 "driver": device.driver,
                 "versions": _versions(device.versions),
                 "software": device.software,
-                "bandwidth": device.bandwidth,
-                "rate": device.fma_rate,
+                "roof": summary.roof_of(device),
             }
             for device in run.devices
         ],
@@ -96,7 +98,7 @@ def _run(name: str, run: Run) -> dict[str, Any]:
             for group in groups
             if group.ours
         ],
-        "problems": [_problem(result, run) for result in run.results],
+        "problems": [_problem(result, run, groups) for result in run.results],
     }
 
 
@@ -121,8 +123,8 @@ def _group(group: summary.Group, run: Run) -> dict[str, Any]:
 def _standing(found: summary.Standing) -> dict[str, Any]:
     return {
         "problems": found.problems,
-        "mean": _number(found.mean),
-        "worst": _number(found.worst),
+        "mean": found.mean,
+        "worst": found.worst,
         "worst_at": found.worst_at,
         "wins": found.wins,
         "ties": found.ties,
@@ -130,16 +132,20 @@ def _standing(found: summary.Standing) -> dict[str, Any]:
     }
 
 
-def _number(value: float | None) -> float | None:
-    """JSON has no NaN and no infinity."""
-    return value if value is not None and math.isfinite(value) else None
+def _finite(value: Any) -> Any:
+    """With None for NaN and infinity, which JSON does not have."""
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _problem(result: ProblemResult, run: Run) -> dict[str, Any]:
+def _problem(result: ProblemResult, run: Run, groups: Sequence[summary.Group]) -> dict[str, Any]:
     dtype = summary.dtype_of(result)
     baseline = summary.baseline_of(run, result)
     leaders = summary.leaders(result)
-    stand = {id(side) for group in summary.groups(run) if (side := group.best(result)) is not None}
+    stand = {id(side) for group in groups if (side := group.best(result)) is not None}
     devices = {device.name: device for device in run.devices}
     return {
         "label": result.label,
@@ -157,7 +163,7 @@ def _problem(result: ProblemResult, run: Run) -> dict[str, Any]:
             {
                 **_side(side, result, devices.get(side.on)),
                 "best": id(side) in stand,
-                "ratio": _number(summary.ratio(side, baseline)),
+                "ratio": summary.ratio(side, baseline),
                 "told": bool(baseline and side.samples and summary.told_apart(side, baseline)),
             }
             for side in result.sides
@@ -166,7 +172,7 @@ def _problem(result: ProblemResult, run: Run) -> dict[str, Any]:
 
 
 def _side(side: Side, result: ProblemResult, device: DeviceFacts | None) -> dict[str, Any]:
-    rate = result.flop / side.seconds if side.seconds and result.flop else None
+    rate = result.flop / side.seconds if side.seconds and result.flop > 0 else None
     roof = summary.attainable(device, result) if device and side.ours else None
     return {
         "on": side.on,
@@ -184,7 +190,7 @@ def _side(side: Side, result: ProblemResult, device: DeviceFacts | None) -> dict
         "samples": len(side.samples),
         "rate": rate,
         "share": rate / roof if rate and roof else None,
-        "error": _number(side.error),
+        "error": side.error,
         "workspace": side.workspace,
         "call": side.call,
         "end_to_end": side.end_to_end,
@@ -197,18 +203,14 @@ def _comparison(before: str, after: str, found: Comparison) -> dict[str, Any]:
     return {
         "before": before,
         "after": after,
-        "mean": _number(found.mean),
+        "mean": found.mean,
         "slower": sum(each.verdict == "slower" for each in found.ours),
         "faster": sum(each.verdict == "faster" for each in found.ours),
         "same": sum(each.verdict == "same" for each in found.ours),
-        "ours": [_difference(each) for each in found.ours],
-        "sides": [_difference(each) for each in found.sides],
+        "ours": [each.to_json() for each in found.ours],
+        "sides": [each.to_json() for each in found.sides],
         "lost": list(found.lost),
         "only_before": list(found.only_before),
         "only_after": list(found.only_after),
         "warnings": list(found.warnings),
     }
-
-
-def _difference(found: Difference) -> dict[str, Any]:
-    return found.to_json()

@@ -12,9 +12,11 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from types import UnionType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from ..errors import BenchError
+from ..problem import ConvProblem
 
 FORMAT = "wgpuconv-bench/2"
 """Names the form of the file; raised when an older reader could misread a newer file."""
@@ -88,7 +90,9 @@ class ProblemResult:
     choice: dict[str, str] = field(default_factory=dict)
     """By device, what its tuner takes: the label of the plan."""
     source: dict[str, str] = field(default_factory=dict)
-    """By device, how the choice was found."""
+    """By device, how the choice was found: see tuner.Choice."""
+    note: dict[str, str] = field(default_factory=dict)
+    """By device, why it was found this way."""
     failure: str | None = None
     """Why nothing could be measured at all."""
 
@@ -96,18 +100,15 @@ class ProblemResult:
     def label(self) -> str:
         return self.name or self.problem
 
-    def best(self, *, ours: bool, precision: str | None = None) -> Side | None:
-        """The fastest side that did the same work, weights prepared within its time."""
-        timed = [
-            side
-            for side in self.sides
-            if side.samples
-            and side.ours == ours
-            and side.same_work
-            and not side.prepared
-            and (precision is None or side.precision == precision)
-        ]
-        return min(timed, key=lambda side: side.seconds or math.inf, default=None)
+    def chosen(self, on: str) -> Side | None:
+        """The side that a device's tuner takes, where it took part."""
+        label = self.choice.get(on)
+        return next((s for s in self.sides if s.on == on and label and s.label == label), None)
+
+    @property
+    def failed(self) -> bool:
+        """Whether anything of ours that should have been timed was not."""
+        return self.failure is not None or any(s.failure for s in self.sides if s.ours)
 
 
 @dataclass(frozen=True)
@@ -174,14 +175,15 @@ def load(path: Path) -> Run:
             f"{path} is not a result of wgpuconv bench: its format is {form!r}, expected {FORMAT!r}"
         )
     try:
-        results = tuple(
-            _made(ProblemResult, {**each, "sides": tuple(_side(side) for side in each["sides"])})
-            for each in found["results"]
-        )
+        results = tuple(_result(each) for each in found["results"])
         devices = tuple(_made(DeviceFacts, each) for each in found["devices"])
         peers = tuple(_made(PeerFacts, each) for each in found["peers"])
         return _made(Run, {**found, "results": results, "devices": devices, "peers": peers})
-    except (KeyError, TypeError) as error:
+    except KeyError as error:
+        raise BenchError(
+            f"{path} is a broken result of wgpuconv bench: it lacks {error}"
+        ) from error
+    except (TypeError, ValueError) as error:
         raise BenchError(f"{path} is a broken result of wgpuconv bench: {error}") from error
 
 
@@ -191,11 +193,40 @@ T = TypeVar("T")
 def _made(kind: type[T], values: dict[str, Any]) -> T:
     """The object from its values by name; names that this version does not know are left out."""
     known = {each.name for each in fields(kind)}  # type: ignore[arg-type]
-    return kind(**{name: value for name, value in values.items() if name in known})
+    hints = get_type_hints(kind)
+    found = {name: value for name, value in dict(values).items() if name in known}
+    for name, value in found.items():
+        if not _fits(value, hints[name]):
+            raise TypeError(f"{name} of a {kind.__name__} is {str(value)[:60]!r}")
+    return kind(**found)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value that was read from JSON is of a field's type."""
+    parts = get_args(hint)
+    if isinstance(hint, UnionType):
+        return any(_fits(value, each) for each in parts)
+    if get_origin(hint) is tuple:
+        return isinstance(value, tuple) and all(_fits(each, parts[0]) for each in value)
+    if get_origin(hint) is dict:
+        return isinstance(value, dict) and all(_fits(each, parts[1]) for each in value.values())
+    if isinstance(value, bool) and hint in (int, float):
+        return False
+    return hint is Any or isinstance(value, (int, float) if hint is float else hint)
+
+
+def _result(values: dict[str, Any]) -> ProblemResult:
+    sides = tuple(_side(side) for side in values["sides"])
+    result = _made(ProblemResult, {**values, "sides": sides})
+    ConvProblem.parse(result.problem)  # says what is wrong with its text
+    return result
 
 
 def _side(values: dict[str, Any]) -> Side:
-    return _made(Side, {**values, "samples": tuple(values["samples"])})
+    side = _made(Side, {**values, "samples": tuple(values["samples"])})
+    if not all(0 < sample < math.inf for sample in side.samples):
+        raise ValueError(f"a sample of {side.name} is no time: {min(side.samples)}")
+    return side
 
 
 def geometric_mean(values: Iterable[float]) -> float:

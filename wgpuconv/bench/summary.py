@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from ..problem import ConvProblem
@@ -28,7 +29,12 @@ def told_apart(one: Side, other: Side) -> bool:
 
 
 def dtype_of(result: ProblemResult) -> str:
-    return ConvProblem.parse(result.problem).dtype
+    return _dtype(result.problem)
+
+
+@lru_cache(maxsize=4096)
+def _dtype(text: str) -> str:
+    return ConvProblem.parse(text).dtype
 
 
 def best_of(result: ProblemResult, on: str, precision: str) -> Side | None:
@@ -145,12 +151,20 @@ def total(group: Group, run: Run) -> float | None:
 
 def intensity(result: ProblemResult) -> float | None:
     """Operations a byte of a direct method that moves each array once."""
-    return result.flop / result.nbytes if result.flop and result.nbytes else None
+    return result.flop / result.nbytes if min(result.flop, result.nbytes) > 0 else None
+
+
+def roof_of(device: DeviceFacts) -> tuple[float, float] | None:
+    """Bytes and f32 operations a second, where both were measured."""
+    bandwidth, rate = device.bandwidth or 0.0, device.fma_rate or 0.0
+    return (bandwidth, rate) if min(bandwidth, rate) > 0 else None
 
 
 def attainable(device: DeviceFacts, result: ProblemResult) -> float | None:
     """Operations a second that the roofline allows a direct f32 method on this problem."""
     at = intensity(result)
-    if at is None or not device.bandwidth or not device.fma_rate:
+    roof = roof_of(device)
+    if at is None or roof is None:
         return None
-    return min(device.fma_rate, at * device.bandwidth)
+    bandwidth, rate = roof
+    return min(rate, at * bandwidth)
