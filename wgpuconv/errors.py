@@ -22,7 +22,8 @@ who knows nothing of this package would catch::
     ├── OutOfDeviceMemoryError (MemoryError)
     └── MissingExtraError (ImportError)      an optional package is absent; names the pip command
 
-What is worth knowing but stops nothing is a warning: :class:`TuningWarning` (UserWarning).
+What is worth knowing but stops nothing is a warning (UserWarning): :class:`TuningWarning` and
+:class:`ModelWarning`.
 """
 
 from __future__ import annotations
@@ -102,3 +103,7 @@ class MissingExtraError(WgpuConvError, ImportError):
 
 class TuningWarning(UserWarning):
     """Tuning goes on without its file, or without a kernel that failed on this device."""
+
+
+class ModelWarning(UserWarning):
+    """A part of a model is left out."""

@@ -4,7 +4,7 @@ A line is a problem's text, with an optional name before it and a count behind i
 
     layer1.0.conv2: conv2d f32 n1 c64 h56 w56 k64 r3 s3 stride1 pad1 bias act:relu x3
 
-``#`` begins a comment. A file of one's own has the same form.
+A name holds no white space; ``#`` begins a comment. A file of one's own has the same form.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .errors import DtypeError, ProblemError
 from .problem import DTYPES, LAYOUTS, ConvProblem
 
 _HERE = Path(__file__).parent
-_LINE = re.compile(r"(?:(?P<name>[\w.-]+):\s+)?(?P<text>.+?)(?:\s+x(?P<count>\d+))?")
+_LINE = re.compile(r"(?:(?P<name>[^\s#]+):\s+)?(?P<text>.+?)(?:\s+x(?P<count>\d+))?")
 
 
 @dataclass(frozen=True)
