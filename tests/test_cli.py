@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shlex
@@ -21,7 +22,8 @@ from rich.text import Text
 from typer.testing import CliRunner
 
 import wgpuconv
-from wgpuconv import bench, demo
+from wgpuconv import demo
+from wgpuconv.bench import Session
 from wgpuconv.cli import app, options, output, tune
 from wgpuconv.errors import DeviceLostError
 from wgpuconv.images import read_image, write_image
@@ -30,6 +32,7 @@ from wgpuconv.suites import parse_entry
 from wgpuconv.tuning.store import Entry, Key, Store, default_path
 
 pytest.importorskip("PIL")
+helper = pytest.importorskip("onnx.helper")
 
 TINY = "conv2d f32 n1 c4 h8 w8 k8 r3 s3 stride1 pad1"
 COMMANDS = (
@@ -55,11 +58,28 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shutil.copy(demo.PHOTOGRAPH, tmp_path / "photo.jpg")
     np.save(tmp_path / "x.npy", rng.uniform(-1, 1, (1, 4, 8, 9)).astype(np.float32))
     np.save(tmp_path / "w.npy", rng.uniform(-1, 1, (5, 4, 3, 3)).astype(np.float32))
+    write_model(tmp_path / "model.onnx")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WGPUCONV_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setattr(output, "PATIENCE", 60.0)  # a slow machine may take a second
     return tmp_path
+
+
+def write_model(path: Path) -> None:
+    """An ONNX model whose batch and size are open, of three convolutions, two of them the same."""
+    weights = [
+        helper.make_tensor(n, 1, s, bytes(4 * math.prod(s)), raw=True)
+        for n, s in (("v", (4, 3, 3, 3)), ("w", (4, 4, 1, 1)))
+    ]
+    nodes = [
+        helper.make_node("Conv", [x, w], [y], name=f"/{y}/conv")
+        for x, w, y in (("x", "v", "a"), ("a", "w", "b"), ("b", "w", "c"))
+    ]
+    x = helper.make_tensor_value_info("x", 1, ("N", 3, "H", "W"))
+    y = helper.make_tensor_value_info("c", 1, None)
+    model = helper.make_model(helper.make_graph(nodes, "g", [x], [y], weights))
+    path.write_bytes(model.SerializeToString())
 
 
 def store_one() -> None:
@@ -133,7 +153,11 @@ def test_a_table_fits_eighty_columns(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(demo, "problems", lambda *, software: [parse_entry(f"tiny: {TINY}")])
-    arguments = {"demo": [], "run": ["photo.jpg", "blur", "y.png"]}.get(command, [TINY])
+    arguments = {
+        "demo": [],
+        "run": ["photo.jpg", "blur", "y.png"],
+        "bench": [TINY, "--peers", "none"],
+    }.get(command, [TINY])
     for line in invoke(command, *arguments).stdout.splitlines():
         # A path and the name of a device are never broken, so that they can be copied.
         assert len(line) <= 80 or str(folder) in line or "computed on" in line, line
@@ -181,7 +205,9 @@ def test_lines_begin_after_a_while_and_name_each_thing_once(
     assert capsys.readouterr().err == "[1/3] a\n[2/3] b\n"
 
 
-@pytest.mark.parametrize("arguments", ["tune {} {}", "bench {} {} --algorithms direct --json"])
+@pytest.mark.parametrize(
+    "arguments", ["tune {} {}", "bench {} {} --algorithms direct --peers none --json"]
+)
 def test_a_long_command_says_on_a_pipe_where_it_is(
     arguments: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -312,6 +338,19 @@ def test_tune_shows_of_a_configuration_what_matters() -> None:
     assert tune._main_part({**config, "splits": 4}) == {"tile_m": 32, "splits": 4}
 
 
+def test_a_model_is_tuned_by_its_layers(folder: Path) -> None:
+    arguments = ["tune", "--onnx", "model.onnx", "--batch", "2", "--size", "9,11", "--json"]
+    assert [(row["name"], row["problem"]) for row in json.loads(invoke(*arguments).stdout)] == [
+        ("/a/conv", "conv2d f32 n2 c3 h9 w11 k4 r3 s3 stride1 pad0"),
+        ("/b/conv", "conv2d f32 n2 c4 h7 w9 k4 r1 s1 stride1 pad0"),
+    ]
+    # Problems that are named come first, and take the batch too.
+    (named,) = json.loads(invoke(*arguments, f"t: {TINY}", "--limit", "1").stdout)
+    assert named["problem"] == TINY.replace("n1", "n2")
+    wide = json.loads(invoke(*arguments, "--layout", "nhwc", "--size", "8").stdout)
+    assert wide[0]["problem"].endswith("h8 w8 k4 r3 s3 stride1 pad0 nhwc")
+
+
 def test_an_empty_cache_is_not_exported(folder: Path) -> None:
     assert "nothing was measured yet; run 'wgpuconv tune'" in sentence("cache", "export", "t.json")
     assert not (folder / "t.json").exists()
@@ -363,38 +402,88 @@ def test_cache_clear_asks(folder: Path) -> None:
 
 
 def test_bench_writes_all_it_measured(folder: Path) -> None:
-    done = invoke(
-        "bench", f"a: {TINY}", "--algorithms", "direct", "--batch", "2", "--out", "b.json", "--json"
-    )
+    options = shlex.split("--algorithms direct --batch 2 --peers none --out b.json --json")
+    done = invoke("bench", f"a: {TINY}", *options)
     found = json.loads(done.stdout)
     assert found == json.loads(Path("b.json").read_text(encoding="utf-8"))
     (only,) = found["results"]
     assert only["problem"] == TINY.replace("n1", "n2")
-    assert [m["algorithm"] for m in only["measurements"]] == ["direct"]
-    text = invoke("bench", TINY, "--algorithms", "direct").stdout
+    assert [side["what"] for side in only["sides"]] == ["direct"]
+    assert only["sides"][0]["call"] > 0
+    assert found["devices"][0]["bandwidth"] > 0
+    text = invoke("bench", TINY, "--algorithms", "direct", "--peers", "none").stdout
     assert "GFLOP/s" in text
-    assert "geometric mean" in text
+    assert "geomean us" in text
+
+
+def test_bench_takes_dtypes_rounds_and_measures(folder: Path, device: wgpuconv.Device) -> None:
+    options = "--algorithms direct --peers none --rounds 2 --measure kernel --json"
+    dtypes = "f32,f16" if device.facts.f16 else "f32"
+    done = invoke("bench", f"a: {TINY}", *shlex.split(options), "--dtype", dtypes)
+    found = json.loads(done.stdout)["results"]
+    assert [result["problem"].split()[1] for result in found] == dtypes.split(",")
+    assert all(len(side["samples"]) == 2 for result in found for side in result["sides"])
+    assert all(side["call"] is None for result in found for side in result["sides"])
+
+
+def test_bench_compares_with_a_baseline(folder: Path) -> None:
+    pytest.importorskip("torch")
+    options = "--algorithms direct --peers torch-cpu --baseline torch-cpu --measure kernel"
+    text = invoke("bench", f"a: {TINY} bias", *shlex.split(options)).stdout
+    assert "ratio" in text
+    assert "torch-cpu" in text
+    assert re.search(r"^wgpu f32 .*\b[01] of 1\b", text, re.M)
+
+
+def test_bench_reads_a_model(folder: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    from onnx import TensorProto, helper
+
+    value, shape = helper.make_tensor_value_info, TensorProto.FLOAT
+    graph = helper.make_graph(
+        [helper.make_node("Conv", ["x", "w"], ["y"], name="first")],
+        "g",
+        [value("x", shape, [1, 3, 8, 8])],
+        [value("y", shape, None)],
+        [helper.make_tensor("w", shape, [4, 3, 3, 3], [0.1] * 108)],
+    )
+    onnx.save(helper.make_model(graph), "m.onnx")
+    options = "--onnx m.onnx --algorithms direct --peers none --measure kernel --json"
+    (only,) = json.loads(invoke("bench", *shlex.split(options)).stdout)["results"]
+    assert (only["name"], only["problem"]) == (
+        "first", "conv2d f32 n1 c3 h8 w8 k4 r3 s3 stride1 pad0"
+    )  # fmt: skip
 
 
 def test_an_interrupted_bench_keeps_what_it_has(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = bench.run
+    plain = Session.measure
 
     def interrupted(*arguments: Any, **more: Any) -> Any:
-        yield next(iter(plain(*arguments, **more)))
+        yield next(plain(*arguments, **more))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(bench, "run", interrupted)
-    done = CliRunner().invoke(
-        app, ["bench", TINY, TINY, "--algorithms", "direct", "--out", "b.json"]
-    )
+    monkeypatch.setattr(Session, "measure", interrupted)
+    options = shlex.split("--algorithms direct --peers none --out b.json")
+    done = CliRunner().invoke(app, ["bench", TINY, TINY, *options])
     assert done.exit_code not in (0, 2)
     assert len(json.loads(Path("b.json").read_text(encoding="utf-8"))["results"]) == 1
 
 
+def test_the_help_of_bench_shows_its_options_and_what_reads_results() -> None:
+    text = invoke("bench", "--help").stdout
+    assert "Usage: wgpuconv bench [OPTIONS]" in text
+    assert re.search("^ *report RESULT", text, re.M)
+    assert re.search("^ *compare BEFORE AFTER", text, re.M)
+    for option in ("--peers", "--baseline", "--onnx", "--device"):
+        assert f" {option} " in text
+    assert "Usage: wgpuconv bench compare [OPTIONS]" in invoke("bench", "compare", "-h").stdout
+
+
 def test_bench_fails_where_something_fails(folder: Path) -> None:
-    done = invoke("bench", "conv2d f32 n1 c4096 h4096 w4096 k1 r1 s1 stride1 pad0", status=1)
+    huge = "conv2d f32 n1 c4096 h4096 w4096 k1 r1 s1 stride1 pad0"
+    done = invoke("bench", huge, "--peers", "none", status=1)
     assert "error: a problem or an algorithm failed" in done.stderr
 
 
@@ -421,7 +510,20 @@ def test_demo_writes_a_picture_and_compares(folder: Path, monkeypatch: pytest.Mo
         ("explain 'conv3d f32'", "a problem begins with 'conv2d'"),
         ("bench resnet18", "the suites are burn"),
         ("tune nothing.txt", "the suites are burn"),
+        ("tune --onnx absent.onnx", "no model is named 'absent.onnx'"),
+        ("tune --onnx photo.jpg", "'photo.jpg' is not an ONNX model"),
+        ("tune --onnx model.onnx --batch 8", "give the size (--size 224,224)"),
+        ("tune --onnx model.onnx --size 2x2", "as in 480,640, got '2x2'"),
+        (f"tune '{TINY}' --size 9", "--size is for a model, given by --onnx"),
         (f"bench '{TINY}' --algorithms cudnn", "unknown algorithm 'cudnn'"),
+        (f"bench '{TINY}' --peers tf", "no peer is named 'tf'; the peers are"),
+        (f"bench '{TINY}' --peers none --baseline torch", "no baseline is named 'torch'; there"),
+        (f"bench '{TINY}' --peers none --baseline torch-cuda", "the baseline torch-cuda is miss"),
+        (f"bench '{TINY}' --measure time", "unknown measure 'time'; there are kernel, call"),
+        (f"bench '{TINY}' -d wgpu -d wgpu", "the device 'wgpu' is named twice"),
+        (f"bench '{TINY}' -d wgpu:99", "no device 'wgpu:99'"),
+        ("bench --onnx absent.onnx", "absent.onnx"),
+        ("bench report absent.json", "there is no result file absent.json"),
         (f"bench '{TINY}' --layout nwhc", "'nchw' or 'nhwc', got 'nwhc'"),
         (f"explain '{TINY}' -a col2im", "does not apply"),
         (f"explain '{TINY}' -d wgpu:99", "no device 'wgpu:99'"),
@@ -459,7 +561,8 @@ def test_an_error_is_one_sentence(arguments: str, expected: str, folder: Path) -
 
 
 @pytest.mark.parametrize(
-    "arguments", [["walk"], ["bench"], ["explain", TINY, "--tune", "maybe"], ["run", "x.npy"]]
+    "arguments",
+    [["walk"], ["bench"], ["tune"], ["explain", TINY, "--tune", "maybe"], ["run", "x.npy"]],
 )
 def test_wrong_usage_has_status_two(arguments: list[str]) -> None:
     done = invoke(*arguments, status=2)

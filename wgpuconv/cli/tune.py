@@ -7,40 +7,39 @@ from typing import Annotated, Any
 import typer
 
 from ..plan import Config
-from ..suites import gather, suite_names, varied
 from .options import DeviceOption, JsonOption, Tune, open_device
 from .output import Work, config_text, emit_json, hint, micro, note, show, table
+from .problems import BatchOption, LimitOption, OnnxOption, ProblemsArgument, SizeOption, chosen
 
 EXAMPLES = (
     "wgpuconv tune mobilenet_v2 --limit 3 --batch 2",
+    "wgpuconv tune --onnx model.onnx --batch 8 --size 32,32",
     "wgpuconv tune --full 'conv2d f32 n1 c8 h16 w16 k8 r3 s3 stride1 pad1'",
 )
 
 
 def command(
-    problems: Annotated[
-        list[str],
-        typer.Argument(
-            help=f"Suites ({', '.join(suite_names())}), files of that form, "
-            "texts of problems in quotes.",
-            show_default=False,
-        ),
-    ],
+    problems: ProblemsArgument = None,
+    onnx: OnnxOption = None,
     full: Annotated[
         bool, typer.Option("--full", help="Measure all candidates, however long it takes.")
     ] = False,
-    batch: Annotated[int | None, typer.Option(min=1, help="Instead of the suite's.")] = None,
+    batch: BatchOption = None,
+    size: SizeOption = None,
     dtype: Annotated[str | None, typer.Option(help="f32 or f16, instead of the suite's.")] = None,
     layout: Annotated[str | None, typer.Option(help="nchw or nhwc.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many.")] = None,
+    limit: LimitOption = None,
     device: DeviceOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Find the fastest kernel for each problem and store it for later runs.
 
+    With --onnx, for each convolution of a model, so that its first run has nothing to measure.
     A software driver is only measured with --full.
     """
-    entries = [varied(e, batch=batch, dtype=dtype, layout=layout) for e in gather(problems)[:limit]]
+    entries = chosen(
+        problems, onnx, batch=batch, size=size, dtype=dtype, layout=layout, limit=limit
+    )
     on = open_device(device, Tune.full if full else Tune.auto)
     by_model_only = on.facts.software and not full
     if by_model_only:
