@@ -311,7 +311,6 @@ def test_the_command_writes_the_page_and_the_pictures(
     assert isinstance(invoke("b.json").exception, BenchError)
     assert invoke().exit_code == 2
     pytest.importorskip("matplotlib")
-    Path("pictures").mkdir()
     done = invoke("a.json", "--plots", "pictures", "-o", "three.html")
     assert done.exit_code == 0, done.output
     assert len(list(Path("pictures").iterdir())) == 6
@@ -477,9 +476,11 @@ def test_all_sides_of_a_problem_with_their_notes(browser: Browser, pages: dict[s
     browser.run("document.getElementById('open-all').click()")
     browser.run("new Promise((done) => setTimeout(done, 100))")
     assert browser.run("document.querySelectorAll('#problems > details[open]').length") == 28
-    shown = browser.run("document.querySelector('#problems .inside').innerText")
-    for word in ("baseline", "prepared", "no bias", "fastest", "choice", "needs a buffer of 1.0"):
-        assert word in shown
+    first = "document.querySelector('#problems .inside')"
+    badges = browser.run(f"[...{first}.querySelectorAll('.badge')].map((b) => b.textContent)")
+    expected = {"baseline", "prepared", "no bias", "fastest", "choice", "failed"}
+    assert set(badges) == expected
+    assert "needs a buffer of 1.0 GiB" in browser.run(f"{first}.innerText")
     explained = browser.run("document.querySelector('dl.words:not(#run dl)').innerText")
     for word in ("prepared", "tie", "no bias", "ratio", "choice", "error"):
         assert word in explained

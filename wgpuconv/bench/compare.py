@@ -180,8 +180,8 @@ def _offers(result: ProblemResult) -> dict[tuple[str, str], Side]:
     for side in result.sides:
         if side.ours and side.samples and (side.on, side.precision) not in found:
             same = [s for s in result.sides if (s.on, s.precision) == (side.on, side.precision)]
-            chosen = [s for s in same if s.label and s.label == result.choice.get(s.on)]
-            offer = fastest(chosen) or fastest(same)
+            chosen = result.chosen(side.on)
+            offer = fastest([chosen] if chosen in same else []) or fastest(same)
             if offer is not None:
                 found[side.on, side.precision] = offer
     return found

@@ -196,6 +196,10 @@ const bestOf = (problem, name) => problem.sides.find((side) => side.best && side
 const several = () => new Set(current().problems.map((problem) => problem.dtype)).size > 1;
 const titled = (problem) => (several() ? `${problem.label} ${problem.dtype}` : problem.label);
 
+const named = (problem) => problem.label !== problem.text;
+const heading = (problem) =>
+  make(named(problem) ? "b" : "span", { class: named(problem) ? null : "text", title: problem.text }, problem.label);
+
 // ---- the parts of the page ----
 
 function lead() {
@@ -249,8 +253,9 @@ function standings() {
     },
     {
       title: "worst", key: (g) => g.worst, number: true, optional: true,
-      cell: (g) => (g.worst === null || isBaseline(g) ? NONE : [ratioText(g.worst), make("span", { class: "dim" }, ` ${g.worst_at}`)]),
+      cell: (g) => (isBaseline(g) ? NONE : ratioText(g.worst)),
     },
+    { title: "at", key: (g) => g.worst_at, cell: (g) => (isBaseline(g) ? NONE : g.worst_at), optional: true },
     {
       title: "faster / tie / slower", key: (g) => (g.problems ? g.wins : null), number: true, optional: true,
       cell: (g) => (g.problems && !isBaseline(g) ? `${g.wins} / ${g.ties} / ${g.losses}` : NONE),
@@ -271,10 +276,8 @@ function standings() {
         { title: "problems", key: (c) => c.row.dtype, cell: (c) => c.row.dtype },
         { title: "against", key: (c) => c.against, cell: (c) => [swatch(c.against), c.against] },
         { title: "ratio", key: (c) => c.mean, cell: (c) => judged(c.mean), number: true },
-        {
-          title: "worst", key: (c) => c.worst, number: true,
-          cell: (c) => (c.worst === null ? NONE : [ratioText(c.worst), make("span", { class: "dim" }, ` ${c.worst_at}`)]),
-        },
+        { title: "worst", key: (c) => c.worst, cell: (c) => ratioText(c.worst), number: true },
+        { title: "at", key: (c) => c.worst_at, cell: (c) => c.worst_at },
         { title: "faster / tie / slower", key: (c) => c.wins, cell: (c) => `${c.wins} / ${c.ties} / ${c.losses}`, number: true },
       ],
       rows,
@@ -363,7 +366,7 @@ function overviewTable(dtype, problems, groups) {
   const here = current().groups.filter((g) => g.dtype === dtype && groups.includes(g.name));
   const columns = [
     { title: "problem", key: (p) => p.label, head: true,
-      cell: (p) => [make("b", { title: p.text }, p.label), p.count > 1 ? ` ×${p.count}` : null] },
+      cell: (p) => [heading(p), p.count > 1 ? ` ×${p.count}` : null] },
     { title: "GFLOP", key: (p) => p.flop, cell: (p) => digits(p.flop / 1e9), number: true },
     ...here.map(({ name, on, precision }) => ({
       title: precision === dtype ? on : name,
@@ -458,8 +461,8 @@ function barChart(node, problems, groups) {
   for (const { problem, sides } of rows) {
     y += 8;
     parts.push(
-      draw("text", { x: 2, y: y + 10 }, draw("tspan", { class: "strong" }, problem.label),
-        problem.label === problem.text ? null : draw("tspan", { dx: 8 }, clipped(problem.text, width))),
+      draw("text", { x: 2, y: y + 10 }, draw("tspan", { class: "strong" }, clipped(problem.label, width)),
+        named(problem) ? draw("tspan", { dx: 8 }, clipped(problem.text, width - 7 * problem.label.length)) : null),
     );
     y += 16;
     for (const side of sides) {
@@ -481,7 +484,7 @@ function barChart(node, problems, groups) {
     .filter((_, index, all) => width > 480 || all.length < 7 || index % 2 === 0)
     .flatMap((tick) => [
       draw("line", { class: tick === 1 && ratios ? "one" : "grid", x1: x(tick), x2: x(tick), y1: top, y2: y + 6 }),
-      draw("text", { x: x(tick), y: top - 7, "text-anchor": "middle" }, plain(tick)),
+      draw("text", { x: x(tick), y: top - 7, "text-anchor": x(tick) < 14 ? "start" : "middle" }, plain(tick)),
     ]);
   picture(node, width, y + 8,
     `Bars of the ${ratios ? "time ratio" : "time"} of ${groups.join(", ")} on ${rows.length} problems; the table above has the numbers`,
@@ -489,7 +492,7 @@ function barChart(node, problems, groups) {
 }
 
 const clipped = (text, width) => {
-  const most = Math.floor((width - 70) / 6.2);
+  const most = Math.max(1, Math.floor((width - 20) / 6.6));
   return text.length > most ? `${text.slice(0, most - 1)}…` : text;
 };
 
@@ -641,6 +644,10 @@ function sides(problem) {
     problem.failure ? make("p", { class: "bad" }, problem.failure) : null,
     // One sorting for all: who wants errors first wants it on each problem.
     shown.length ? table("sides", `All sides of ${titled(problem)}`, columns, shown, { rowClass: (s) => (s.best ? "stands" : null) }) : null,
+    problem.found.length
+      ? make("details", null, make("summary", null, "How each choice was found"),
+          make("ul", null, problem.found.map(([name, how]) => make("li", null, `${name}: ${how}`))))
+      : null,
     problem.refusals.length
       ? make("details", null, make("summary", null, `Does not apply (${problem.refusals.length})`),
           make("ul", null, problem.refusals.map(([name, why]) => make("li", null, `${name}: ${why}`))))
@@ -661,8 +668,7 @@ function problemList(problems) {
         { open, toggle: (event) => {
             if (event.target.open) { opened.add(key); fillIn(); } else opened.delete(key);
           } },
-        make("summary", null, make("b", null, problem.label),
-          problem.label === problem.text ? null : make("span", { class: "text" }, problem.text)),
+        make("summary", null, heading(problem), named(problem) ? make("span", { class: "text" }, problem.text) : null),
         inside,
       );
     }),

@@ -157,6 +157,10 @@ def _problem(result: ProblemResult, run: Run, groups: Sequence[summary.Group]) -
         "intensity": summary.intensity(result),
         "failure": result.failure,
         "refusals": list(result.refusals.items()),
+        "found": [
+            [on, ": ".join(filter(None, (source, result.note.get(on))))]
+            for on, source in result.source.items()
+        ],
         "leaders": [result.sides.index(side) for side in leaders],
         "baseline": None if baseline is None else result.sides.index(baseline),
         "sides": [
@@ -182,7 +186,7 @@ def _side(side: Side, result: ProblemResult, device: DeviceFacts | None) -> dict
         "ours": side.ours,
         "prepared": side.prepared,
         "same_work": side.same_work,
-        "choice": bool(side.label) and side.label == result.choice.get(side.on),
+        "choice": side is result.chosen(side.on),
         "label": side.label,
         "seconds": side.seconds,
         "low": min(side.samples, default=None),

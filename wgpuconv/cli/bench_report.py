@@ -60,13 +60,16 @@ def report_command(
     if plots is not None:
         from ..bench.plots import draw  # imports matplotlib
 
+        plots.mkdir(exist_ok=True)
         written = draw(runs[-1][1], plots)
         note(f"Pictures are in {plots}: {', '.join(path.name for path in written)}.")
 
 
 def compare_command(
-    before: Annotated[Path, typer.Argument(help="A result.", show_default=False)],
-    after: Annotated[Path, typer.Argument(help="A later one.", show_default=False)],
+    before: Annotated[Path, typer.Argument(metavar="BEFORE", help="A result.", show_default=False)],
+    after: Annotated[
+        Path, typer.Argument(metavar="AFTER", help="A later one.", show_default=False)
+    ],
     fail_over: Annotated[
         float | None,
         typer.Option(
@@ -83,8 +86,7 @@ def compare_command(
 ) -> None:
     """Compare two results: what became faster, what slower.
 
-    A change inside the spread of the samples, or below 2 %, is none: two runs of the same kernel
-    differ by as much.
+    A change inside the spread of the samples, or below 2 %, counts as none.
     """
     found = compare(load(before), load(after))
     over = () if fail_over is None else found.over(fail_over)
