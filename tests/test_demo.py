@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from wgpuconv import Device, conv2d, conv_transpose2d
-from wgpuconv.bench import Measurement, Result
+from wgpuconv.bench.result import ProblemResult, Side
 from wgpuconv.demo import PANELS, PHOTOGRAPH, Panel, draw_sheet, filter_photograph, problems, why
 from wgpuconv.errors import MissingExtraError, ProblemError
 from wgpuconv.filters import FILTERS, bilinear, depthwise, kernel
@@ -82,10 +82,13 @@ def test_the_problems_differ_in_what_applies(device: Device) -> None:
     assert len(set(refusals)) == len(many)
 
 
-def result(*times: tuple[str, float], choice: str) -> Result:
-    found = [Measurement(n, {}, f"{n}()", (t,), 0.0, 0, 1) for n, t in times]
-    (entry, *_) = problems(software=True)
-    return Result(entry, tuple(found), {}, f"{choice}()", "tuned", "measured today")
+def result(*times: tuple[str, float], choice: str) -> ProblemResult:
+    sides = tuple(Side("wgpu", n, "f32", True, (t,), label=f"{n}()") for n, t in times)
+    on = "wgpu"
+    return ProblemResult(
+        "a", "conv2d f32 n1 c1 h1 w1 k1 r1 s1", 1, 2, 12, sides,
+        choice={on: f"{choice}()"}, source={on: "tuned"}, note={on: "measured today"},
+    )  # fmt: skip
 
 
 def test_the_choice_is_explained() -> None:

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from .bench import Result
+from .bench import summary
+from .bench.result import ProblemResult
 from .device import Device
 from .filters import bilinear, depthwise, kernel
 from .images import pillow, read_image, to_image
@@ -152,15 +153,19 @@ def _direction_colours() -> np.ndarray:
     return np.asarray(hues * 0.22)[:, :, None, None]
 
 
-def why(result: Result) -> str:
-    """The tuner's choice on a problem and its grounds, in a sentence."""
-    name = result.choice.partition("(")[0]
-    text = f"The tuner takes {name}, {_GROUNDS[result.source]} ({result.note})"
-    if result.ratio is None or result.fastest is None:
+def why(result: ProblemResult) -> str:
+    """The choice of the one device's tuner on a problem, and its grounds, in a sentence."""
+    ((on, label),) = result.choice.items()
+    name = label.partition("(")[0]
+    text = f"The tuner takes {name}, {_GROUNDS[result.source[on]]} ({result.note[on]})"
+    fastest = summary.fastest(result.sides)
+    chosen = result.chosen(on)
+    ratio = None if chosen is None else summary.ratio(chosen, fastest)
+    if ratio is None or fastest is None:
         return f"{text}."
-    if result.ratio == 1:
+    if ratio == 1:
         return f"{text}; it is the fastest here."
-    return f"{text}; {result.fastest.algorithm} took {1 / result.ratio:.0%} of its time here."
+    return f"{text}; {fastest.what} took {1 / ratio:.0%} of its time here."
 
 
 _GROUNDS = {

@@ -1,5 +1,8 @@
 """The benchmark: every side of a problem, ours and other libraries', timed in one run."""
 
-from .runner import Measurement, Result, geometric_mean, machine, report, run
+from .ours import OurDevice
+from .result import Run
+from .runner import run
+from .session import Session
 
-__all__ = ["Measurement", "Result", "geometric_mean", "machine", "report", "run"]
+__all__ = ["OurDevice", "Run", "Session", "run"]

@@ -1,284 +1,405 @@
-"""The simple bench: times every algorithm on a suite of problems, on one device.
+"""Runs the benchmark: of each problem all sides, verified first, then timed in turns.
 
-Each algorithm runs with its best known configuration; all algorithms of a problem are timed
-interleaved, on the same data, and each result is checked against float64 on samples.
+Who takes part is handed in (``Participant``): devices of ours (ours.py), other libraries
+(theirs.py), or what a test makes up. The order of things is that of an honest comparison: nobody
+is timed before its output was checked; everybody is spun up together; samples are taken in
+rounds, one side after the other, in an order that changes from round to round.
 """
 
 from __future__ import annotations
 
-import datetime
 import math
 import os
-import platform
-import shutil
-import statistics
-import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
-import numpy as np
-
-from .. import __version__
-from ..algorithms import find
-from ..device import Device
-from ..errors import (
-    AlgorithmRefusedError,
-    DeviceError,
-    OutOfDeviceMemoryError,
-    ProblemError,
-    ShaderError,
-)
-from ..plan import Config, Plan
+from ..errors import ProblemError
+from ..problem import ConvProblem
 from ..suites import Entry
 from ..tuning import timing
+from ..tuning.timing import Rules
 from ..tuning.verify import Check
-from ..tuning.workbench import Workbench, WrongResultError
+from .accuracy import Judge
+from .result import ProblemResult, Side
 
 Step = Callable[[str, str], None]
 """Told what is about to happen, for a progress line: the problem's label and the step."""
 
+MEASURES = ("kernel", "call", "end-to-end", "first")
+USUAL_MEASURES = ("kernel", "call", "end-to-end")
+"""Without the first call, which takes a process and seconds of tuning a side."""
 
-@dataclass(frozen=True)
-class Measurement:
-    """One algorithm with one configuration on one problem."""
+HARDWARE = replace(timing.HARDWARE, sample=4e-3)
+SOFTWARE = timing.SOFTWARE
 
-    algorithm: str
-    config: Config
-    label: str
-    samples: tuple[float, ...]
-    """Device seconds of one run, a value a round; empty where it failed."""
-    error: float | None
-    """Largest error of the sampled outputs, in units of the largest of them."""
-    scratch: int
-    """Bytes of memory beside the arguments."""
-    dispatches: int
-    failure: str | None = None
+SLOW = 20.0
+"""Times the fastest; sides slower than that take few samples, after the others, whose clock
+would drop during the long samples."""
+FEW = 3
+"""Rounds of slow sides."""
+SLOW_SECONDS = 10.0
+"""Seconds after which a slow side begins no further round."""
+SETTLED, LONGEST_SPIN = timing.SETTLED, timing.LONGEST_SPIN
+
+
+class Contender(Protocol):
+    """A side that can be verified and timed. Any method may raise: that side then fails."""
 
     @property
-    def seconds(self) -> float | None:
-        """The median of the samples."""
-        return statistics.median(self.samples) if self.samples else None
+    def side(self) -> Side:
+        """What it is, without anything measured."""
+
+    def verify(self, judge: Judge) -> float:
+        """Makes it ready to run; the error of its output. Raises where that is wrong."""
+
+    def sample(self, repeats: int) -> float:
+        """Device seconds of one run, the mean of that many back to back."""
+
+    def workspace(self) -> int | None: ...
+
+    def call(self) -> float | None: ...
+
+    def end_to_end(self) -> float | None: ...
+
+    def first_call(self) -> float | None: ...
 
 
 @dataclass(frozen=True)
-class Result:
-    """All algorithms on one problem."""
+class Offer:
+    """The sides that a participant has for a problem."""
 
-    entry: Entry
-    measurements: tuple[Measurement, ...]
-    """Fastest first, those that failed last."""
-    refusals: dict[str, str]
-    """Reason by the name of each algorithm that does not apply."""
-    choice: str
-    """The label of what the tuner takes."""
-    source: str
-    """How it was found; see tuner.Choice."""
-    note: str
+    contenders: Sequence[Contender] = ()
+    refusals: dict[str, str] = field(default_factory=dict)
+    """Reason by the full name of a side that does not apply, or by the participant's."""
+    choice: str = ""
+    """Label of what the participant's tuner takes."""
+    source: str = ""
+    """How that was found."""
+    note: str = ""
     """Why it was found this way."""
-    failure: str | None = None
-    """Why nothing could be measured at all."""
+
+
+class Participant(Protocol):
+    """A device of ours or a peer."""
 
     @property
-    def fastest(self) -> Measurement | None:
-        first = self.measurements[0] if self.measurements else None
-        return first if first is not None and first.seconds is not None else None
+    def name(self) -> str: ...
 
     @property
-    def ratio(self) -> float | None:
-        """The time of the tuner's choice over the fastest's, where both were timed."""
-        best = None if self.fastest is None else self.fastest.seconds
-        chosen = next((m.seconds for m in self.measurements if m.label == self.choice), None)
-        return None if best is None or chosen is None else chosen / best
+    def ours(self) -> bool: ...
 
-    @property
-    def failed(self) -> bool:
-        """Whether anything that should have been timed was not."""
-        return self.failure is not None or any(m.failure for m in self.measurements)
+    def offer(self, problem: ConvProblem, tell: Callable[[str], None]) -> Offer:
+        """Needs no data. What it raises is the participant's failure on this problem."""
 
-    def to_json(self) -> dict[str, Any]:
-        problem = self.entry.problem
-        return {
-            "name": self.entry.name,
-            "problem": str(problem),
-            "count": self.entry.count,
-            "flop": 2 * problem.multiply_adds,
-            "choice": self.choice,
-            "source": self.source,
-            "note": self.note,
-            "failure": self.failure,
-            "measurements": [
-                {
-                    "algorithm": m.algorithm,
-                    "config": m.config,
-                    "seconds": m.seconds,
-                    "samples": list(m.samples),
-                    "error": m.error,
-                    "scratch": m.scratch,
-                    "dispatches": m.dispatches,
-                    "failure": m.failure,
-                }
-                for m in self.measurements
-            ],
-            "refusals": self.refusals,
-        }
-
-
-def geometric_mean(values: Iterable[float]) -> float:
-    """NaN where there are none."""
-    logs = [math.log(v) for v in values]
-    return math.exp(statistics.fmean(logs)) if logs else math.nan
+    def leave(self) -> None:
+        """Frees what it holds for the problem."""
 
 
 def run(
     entries: Iterable[Entry],
-    device: Device,
+    participants: Sequence[Participant],
     *,
-    algorithms: tuple[str, ...] = (),
+    measures: Sequence[str] = ("kernel",),
+    rules: Rules = HARDWARE,
     tell: Step = lambda label, step: None,
-) -> Iterator[Result]:
-    """Measures the entries one after the other; ``algorithms`` names some of them."""
-    for name in algorithms:
-        find(name, device.algorithms)
+    clock: Callable[[], float] = time.perf_counter,
+    spun_up: Callable[[], None] = lambda: None,
+) -> Iterator[ProblemResult]:
+    """Measures the entries one after the other. ``spun_up`` is called after the rounds of each,
+    while devices still run at their clock. Raises ProblemError where a problem has nothing to
+    time."""
     for entry in entries:
+        if entry.problem.empty:
+            raise ProblemError(f"a problem without images takes no time: {entry.problem}")
+        yield _Heat(entry, participants, rules, tell, clock, spun_up).result(measures)
+
+
+class _Heat:
+    """All sides on one problem."""
+
+    def __init__(
+        self,
+        entry: Entry,
+        participants: Sequence[Participant],
+        rules: Rules,
+        tell: Step,
+        clock: Callable[[], float],
+        spun_up: Callable[[], None],
+    ) -> None:
+        self._entry = entry
+        self._participants = participants
+        self._rules = rules
+        self._tell = tell
+        self._clock = clock
+        self._spun_up = spun_up
+        self._offers: dict[str, Offer] = {}
+        self._refusals: dict[str, str] = {}
+        self._failed: list[Side] = []
+
+    def result(self, measures: Sequence[str]) -> ProblemResult:
         try:
-            yield _measure(entry, device, algorithms, tell)
-        except (DeviceError, AlgorithmRefusedError, OutOfDeviceMemoryError) as error:
-            if not device.backend.usable:
-                raise
-            yield Result(entry, (), {}, "", "", "", str(error))  # one too large problem, say
-
-
-def _measure(entry: Entry, device: Device, algorithms: tuple[str, ...], tell: Step) -> Result:
-    problem = entry.problem
-    if problem.empty:
-        raise ProblemError(f"a problem without images takes no time: {problem}")
-    found = device.survey(problem)
-    names = [a.name for a in device.algorithms if a.name not in found.refusals]
-    refusals = dict(found.refusals)
-    tell(entry.label, "choosing")
-    choice = device.choose(problem)
-    plans = [choice.plan]
-    for name in algorithms or names:
-        if name != choice.plan.algorithm and name not in refusals:
-            try:
-                plans.append(device.choose(problem, algorithm=name).plan)
-            except AlgorithmRefusedError as error:
-                refusals[name] = str(error)
-    if algorithms:
-        plans = [plan for plan in plans if plan.algorithm in algorithms]
-        refusals = {name: why for name, why in refusals.items() if name in algorithms}
-    measured = _Session(entry, device, tell).measure(plans)
-    measured.sort(key=lambda m: math.inf if m.seconds is None else m.seconds)
-    return Result(entry, tuple(measured), refusals, choice.plan.label, choice.source, choice.note)
-
-
-class _Session:
-    """One problem, whose plans are verified and timed side by side."""
-
-    def __init__(self, entry: Entry, device: Device, tell: Step) -> None:
-        self._label, self._device, self._tell = entry.label, device, tell
-        self._check = Check(entry.problem)
-        self._bench = Workbench(device.backend, self._check)
-
-    def measure(self, plans: Sequence[Plan]) -> list[Measurement]:
-        found: list[Measurement] = []
-        trials: list[tuple[Measurement, Any]] = []
-        with self._bench:
-            for plan in plans:
-                self._tell(self._label, f"checking {plan.algorithm}")
-                measurement, compiled = self._verified(plan)
-                if compiled is None:
-                    found.append(measurement)
-                else:
-                    trials.append((measurement, compiled))
-            self._tell(self._label, "timing")
-            timings = self._time([compiled for _, compiled in trials])
-        return found + [
-            replace(measurement, samples=timed.samples)
-            for (measurement, _), timed in zip(trials, timings, strict=True)
-        ]
-
-    def _verified(self, plan: Plan) -> tuple[Measurement, Any]:
-        """The measurement without its times, and the compiled plan where it is right."""
-        result = Measurement(
-            plan.algorithm, plan.config, plan.label, (), None, plan.scratch, plan.dispatches
+            racers = [
+                Racer(contender)
+                for participant in self._participants
+                for contender in self._offer(participant).contenders
+            ]
+            failure = self._race(racers) if racers else "nothing here computes this problem"
+            self._measure_calls(racers, measures)
+        finally:
+            for participant in self._participants:
+                self._leave(participant)
+        sides = [racer.side for racer in racers] + self._failed
+        return ProblemResult(
+            name=self._entry.name,
+            problem=str(self._entry.problem),
+            count=self._entry.count,
+            flop=2 * self._entry.problem.multiply_adds,
+            nbytes=_nbytes(self._entry.problem),
+            sides=tuple(sorted(sides, key=lambda side: side.seconds or math.inf)),
+            refusals=self._refusals,
+            choice={name: offer.choice for name, offer in self._offers.items() if offer.choice},
+            source={name: offer.source for name, offer in self._offers.items() if offer.choice},
+            note={name: offer.note for name, offer in self._offers.items() if offer.note},
+            failure=failure,
         )
+
+    def _say(self, step: str) -> None:
+        self._tell(self._entry.label, step)
+
+    def _offer(self, participant: Participant) -> Offer:
         try:
-            compiled = self._device.backend.compile(plan)
-            self._bench.verify(compiled)
-        except (ShaderError, WrongResultError, OutOfDeviceMemoryError) as trouble:
-            return replace(result, failure=str(trouble)), None
-        return replace(result, error=self._check.error(self._bench.output)), compiled
+            offer = participant.offer(self._entry.problem, self._say)
+        except Exception as error:  # whatever it is, it is this participant's, and is listed
+            self._fail(participant, error)
+            return Offer()
+        self._offers[participant.name] = offer
+        self._refusals |= offer.refusals
+        return offer
 
-    def _time(self, compiled: Sequence[Any]) -> list[timing.Timing]:
-        if not compiled:
-            return []
+    def _fail(self, participant: Participant, error: Exception) -> None:
+        dtype = self._entry.problem.dtype
+        side = Side(participant.name, EVERYTHING, dtype, participant.ours, failure=sentence(error))
+        self._failed.append(side)
 
-        def sample(which: Sequence[int], repeats: Sequence[int]) -> Sequence[float]:
-            return self._bench.time([compiled[i] for i in which], repeats)
+    def _leave(self, participant: Participant) -> None:
+        try:
+            participant.leave()
+        except Exception as error:  # its samples stand; what is lost says so at the next problem
+            self._refusals[participant.name] = f"did not end this problem well: {sentence(error)}"
 
-        rules = timing.SOFTWARE if self._device.facts.software else timing.HARDWARE
-        estimates = sample(range(len(compiled)), [1] * len(compiled))
-        timing.spin_up(sample, rules, estimates[0], time.perf_counter)
-        return timing.measure(sample, estimates, rules, deadline=math.inf, clock=time.perf_counter)
+    def _race(self, racers: Sequence[Racer]) -> str | None:
+        """Verifies and times; why nothing could be, where that is so."""
+        shortage = _shortage(self._entry.problem)
+        if shortage is not None:
+            return shortage
+        self._say("making data")
+        judge = Judge(Check(self._entry.problem))
+        for racer in racers:
+            self._say(f"checking {racer.side.name}")
+            racer.verify(judge)
+        race(
+            [racer for racer in racers if racer.runs],
+            self._rules,
+            clock=self._clock,
+            tell=self._say,
+            spun_up=self._spun_up,
+        )
+        if any(racer.runs for racer in racers):
+            return None
+        return "no side computes this problem: " + "; ".join(
+            f"{racer.side.name}: {racer.side.failure}" for racer in racers[:3]
+        )
 
-
-METHOD = (
-    "device time of one run by timestamp queries (wall clock where there are none), weight "
-    "preparation, workspace passes and fused bias and activation included; the algorithms of a "
-    "problem interleaved after a spin-up; repeats to fill a sample; slower ones dropped early; "
-    "each output checked against float64 on samples first; data random, zero mean"
-)
-
-
-def report(results: Iterable[Result], device: Device) -> dict[str, Any]:
-    """Everything that was measured and where, as JSON holds it."""
-    return {
-        "wgpuconv": __version__,
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "commit": _commit(),
-        "method": METHOD,
-        "machine": machine(device),
-        "results": [result.to_json() for result in results],
-    }
-
-
-def machine(device: Device) -> dict[str, Any]:
-    """What the figures depend on."""
-    identity = device.backend.identity
-    return {
-        "backend": identity.backend,
-        "adapter": identity.adapter,
-        "driver": identity.driver,
-        "versions": identity.versions,
-        "software": device.facts.software,
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "system": platform.platform(),
-        "processor": platform.processor() or platform.machine(),
-        "processors": os.cpu_count(),
-        "nvidia_smi": _output(
-            "nvidia-smi",
-            "--query-gpu=name,driver_version,clocks.sm,clocks.max.sm,clocks.mem,power.draw",
-            "--format=csv",
-        ),
-    }
+    def _measure_calls(self, racers: Sequence[Racer], measures: Sequence[str]) -> None:
+        """What a call costs from Python, of those that a user would call: of each participant
+        and precision the fastest side, and what the tuner takes."""
+        wanted = [name for name in measures if name != "kernel"]
+        for racer in _called(racers, self._offers) if wanted else ():
+            for name in wanted:
+                self._say(f"{name} of {racer.side.name}")
+                try:
+                    racer.measure(name)
+                except Exception as error:
+                    self._refusals[f"{racer.side.name}: {name}"] = sentence(error)
 
 
-def _commit() -> str | None:
-    """Of the checkout that this package runs from; an installed package has none."""
-    root = Path(__file__).parents[2]
-    if not (root / ".git").exists():
+EVERYTHING = "everything"
+"""The ``what`` of the side that stands for a participant which failed as a whole."""
+
+
+class Racer:
+    """A contender, and what was measured of it so far."""
+
+    def __init__(self, contender: Contender) -> None:
+        self._contender = contender
+        self._side = contender.side
+        self._failure: str | None = None
+        self.samples: list[float] = []
+        self.estimate = math.inf
+        """Seconds of one run, as known so far."""
+        self.repeats = 1
+
+    @property
+    def side(self) -> Side:
+        """With what was measured; a side that failed has no samples."""
+        if self._failure is not None:
+            return replace(self._side, samples=(), failure=self._failure)
+        return replace(self._side, samples=tuple(self.samples))
+
+    @property
+    def runs(self) -> bool:
+        return self._failure is None
+
+    def verify(self, judge: Judge) -> None:
+        try:
+            error = self._contender.verify(judge)
+            self._side = replace(self._side, error=error, workspace=self._contender.workspace())
+        except Exception as error:  # whatever it is, it is this side's, and is listed
+            self._failure = sentence(error)
+
+    def take(self, repeats: int) -> float | None:
+        """One sample, not yet counted; None where it failed, now or before."""
+        if self._failure is None:
+            try:
+                seconds = self._contender.sample(repeats)
+                self.estimate = min(self.estimate, seconds)
+                return seconds
+            except Exception as error:
+                self._failure = sentence(error)
         return None
-    return _output("git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40")
+
+    def measure(self, name: str) -> None:
+        if name == "call":
+            self._side = replace(self._side, call=self._contender.call())
+        elif name == "end-to-end":
+            self._side = replace(self._side, end_to_end=self._contender.end_to_end())
+        else:
+            self._side = replace(self._side, first_call=self._contender.first_call())
 
 
-def _output(*command: str) -> str | None:
-    """What a command prints; None where it is absent or fails."""
-    if shutil.which(command[0]) is None:
+def race(
+    racers: Sequence[Racer],
+    rules: Rules,
+    *,
+    clock: Callable[[], float],
+    tell: Callable[[str], None] = lambda step: None,
+    spun_up: Callable[[], None] = lambda: None,
+) -> None:
+    """Fills the racers' samples."""
+    tell("first runs")
+    for racer in racers:
+        racer.take(1)
+        if racer.estimate < rules.sample:  # too short to tell from the cost of taking it
+            short, racer.estimate = racer.estimate, math.inf
+            racer.take(_repeats(short, rules.sample))
+    limit = SLOW * min((racer.estimate for racer in racers if racer.runs), default=math.inf)
+    quick = [racer for racer in racers if racer.estimate <= limit]
+    slow = [racer for racer in racers if racer.estimate > limit]
+    tell("spinning up")
+    _spin_up(quick, rules, clock)
+    for racer in racers:
+        racer.repeats = _repeats(racer.estimate, rules.sample)
+    for number in range(rules.rounds):
+        tell(f"round {number + 1} of {rules.rounds}")
+        for racer in rotated(_running(quick, number), number, rules.rounds):
+            _count(racer)
+    spun_up()
+    begin = {id(racer): 0.0 for racer in slow}
+    for number in range(min(FEW, rules.rounds)):
+        tell(f"slow sides, round {number + 1}")
+        for racer in rotated(slow, number, FEW):
+            spent = begin[id(racer)]
+            if spent > SLOW_SECONDS:
+                continue
+            start = clock()
+            if rules.spin_up and racer.estimate * racer.repeats < SLOW_SECONDS / (8 * FEW):
+                racer.take(racer.repeats)  # the device may have rested meanwhile
+            _count(racer)
+            begin[id(racer)] = spent + clock() - start
+
+
+def _count(racer: Racer) -> None:
+    seconds = racer.take(racer.repeats)
+    if seconds is not None:
+        racer.samples.append(seconds)
+
+
+def _running(racers: Sequence[Racer], rounds: int) -> list[Racer]:
+    """Those that go through another round: not failed, and not far behind after a few."""
+    running = [racer for racer in racers if racer.runs]
+    if rounds < FEW or not running:
+        return running
+    fastest = min(min(racer.samples) for racer in running)
+    return [racer for racer in running if min(racer.samples) <= SLOW * fastest]
+
+
+def rotated(racers: Sequence[Racer], number: int, rounds: int) -> list[Racer]:
+    """The order of a round: over all rounds the beginning wanders through all sides, and the
+    direction changes, so that nobody always follows the same neighbour."""
+    count = len(racers)
+    first = number * count // rounds
+    step = 1 if number % 2 == 0 else -1
+    return [racers[(first + step * i) % count] for i in range(count)]
+
+
+def _spin_up(racers: Sequence[Racer], rules: Rules, clock: Callable[[], float]) -> None:
+    """Keeps the device busy with all sides until its clock has risen: for a while, and until a
+    turn of all sides takes no less time than the one before."""
+    if not rules.spin_up or not any(racer.runs for racer in racers):
+        return
+    begin, before, settled, spent = clock(), math.inf, False, 0.0
+    while spent < rules.spin_up or not settled:
+        turn = sum(racer.take(_repeats(racer.estimate, rules.sample)) or 0.0 for racer in racers)
+        spent = clock() - begin
+        settled = turn * SETTLED >= before or spent >= LONGEST_SPIN * rules.spin_up
+        before = turn
+
+
+def _repeats(estimate: float, seconds: float) -> int:
+    if not 0 < estimate < math.inf:
+        return 1
+    return min(max(math.ceil(seconds / estimate), 1), timing.MOST_REPEATS)
+
+
+def _called(racers: Sequence[Racer], offers: dict[str, Offer]) -> list[Racer]:
+    best: dict[tuple[str, str], Racer] = {}
+    chosen: list[Racer] = []
+    for racer in racers:
+        side = racer.side
+        if side.seconds is None or side.prepared or not side.same_work:
+            continue
+        offer = offers.get(side.on)
+        if offer is not None and side.label and side.label == offer.choice:
+            chosen.append(racer)
+        key = (side.on, side.precision)
+        if key not in best or side.seconds < (best[key].side.seconds or 0.0):
+            best[key] = racer
+    return [*chosen, *(racer for racer in best.values() if racer not in chosen)]
+
+
+def _nbytes(problem: ConvProblem) -> int:
+    bias = problem.k * problem.itemsize if problem.bias else 0
+    return problem.input_bytes + problem.weight_bytes + problem.out_bytes + bias
+
+
+def _shortage(problem: ConvProblem) -> str | None:
+    """Why this machine's memory does not hold a problem: the arguments, outputs, and as much
+    again for what a peer holds. (Asked before, since a system may rather end the process.)"""
+    try:
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):  # not a POSIX system
         return None
-    done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
-    return done.stdout.strip() if done.returncode == 0 else None
+    needed = 4 * _nbytes(problem)
+    if needed <= memory:
+        return None
+    gibi = 1 << 30
+    return (
+        f"needs about {needed / gibi:,.0f} GiB of this machine's memory, which has "
+        f"{memory / gibi:,.0f} GiB; use a smaller batch"
+    )
+
+
+def sentence(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

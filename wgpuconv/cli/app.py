@@ -76,10 +76,11 @@ def root(
     """GPU convolutions: what runs here, how fast, and why."""
 
 
-for _module in (devices, algorithms, demo, run, explain, tune, bench):
+for _module in (devices, algorithms, demo, run, explain, tune):
     _name = _module.__name__.rpartition(".")[2]
-    _before = GRAMMAR if _module in (explain, tune, bench) else ""
+    _before = GRAMMAR if _module in (explain, tune) else ""
     app.command(_name, epilog=examples(*_module.EXAMPLES, before=_before))(_module.command)
+app.add_typer(bench.app, name="bench")
 app.add_typer(cache.app, name="cache", epilog=examples(*cache.EXAMPLES))
 
 

@@ -1,23 +1,36 @@
-"""``wgpuconv bench``: every algorithm's time on a suite of problems."""
+"""``wgpuconv bench``: everything that computes a convolution here, side by side.
+
+The command without a subcommand measures; ``report`` and ``compare`` read what it wrote.
+"""
 
 from __future__ import annotations
 
-import json
+import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 from rich.text import Text
+from typer.core import TyperCommand, TyperGroup
 
-from .. import bench
-from ..suites import gather, suite_names, varied
-from .options import DeviceOption, JsonOption, TuneOption, open_device
+from ..bench import summary
+from ..bench.ours import OurDevice
+from ..bench.peer_process import peer_names
+from ..bench.result import ProblemResult, Run, Side, geometric_mean
+from ..bench.runner import MEASURES, USUAL_MEASURES
+from ..bench.session import Session
+from ..suites import Entry, gather, suite_names, varied
+from . import bench_report
+from .options import GRAMMAR, JsonOption, TuneOption, open_device
 from .output import (
     Work,
     check_folder,
     complain,
     emit_json,
+    examples,
+    hint,
     micro,
     note,
     out,
@@ -25,134 +38,362 @@ from .output import (
     significant,
     size,
     table,
+    warn,
 )
 
 EXAMPLES = (
-    "wgpuconv bench mobilenet_v2 --limit 2 --out mobilenet.json",
+    "wgpuconv bench mobilenet_v2 --limit 2 --peers none --out result.json",
     "wgpuconv bench 'conv2d f32 n1 c8 h16 w16 k8 r3 s3 stride1 pad1'",
+    "wgpuconv bench report result.json -o report.html",
+)
+_RESULTS = """\
+[bold]With results[/bold]: commands of their own, each with --help
+
+report RESULT...            one page of HTML, and pictures
+compare BEFORE AFTER        what became faster, what slower"""
+_RUN = "run"
+
+
+class _Group(TyperGroup):
+    """Measures where the first word is no subcommand."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        named = bool(args) and args[0] in self.commands
+        return super().parse_args(ctx, args if named else [_RUN, *args])
+
+
+class _Context(typer.Context):
+    """Nobody needs to write the subcommand that measures, so the usage lines leave it out."""
+
+    @property
+    def command_path(self) -> str:
+        return super().command_path.removesuffix(f" {_RUN}")
+
+
+class _Run(TyperCommand):
+    context_class = _Context
+
+
+app = typer.Typer(
+    cls=_Group,
+    help="Compare what computes a convolution here, by time and by error.",
+    rich_markup_mode="rich",
 )
 
 
+@app.command(
+    _RUN,
+    cls=_Run,
+    hidden=True,
+    epilog=examples(*EXAMPLES, before=f"{_RESULTS}\n\n{GRAMMAR}"),
+)
 def command(
     problems: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
             help=f"Suites ({', '.join(suite_names())}), files of that form, "
             "texts of problems in quotes.",
             show_default=False,
         ),
-    ],
+    ] = None,
+    onnx: Annotated[
+        Path | None,
+        typer.Option(metavar="MODEL", help="Every convolution of an ONNX model, with its count."),
+    ] = None,
     algorithms: Annotated[
-        str | None, typer.Option(metavar="NAMES", help="Only these, with commas between.")
+        str | None, typer.Option(metavar="NAMES", help="Only these of ours, with commas between.")
+    ] = None,
+    devices: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--device",
+            "-d",
+            metavar="SPEC",
+            help="As 'wgpuconv devices' lists it, or a part of its name; may be given repeatedly.",
+        ),
+    ] = None,
+    peers: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAMES",
+            help=f"Other libraries: {', '.join(peer_names())}; all, none. "
+            "Without it, those that are installed.",
+        ),
+    ] = None,
+    baseline: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="The peer or device that ratios refer to; torch-cuda if present."
+        ),
     ] = None,
     batch: Annotated[int | None, typer.Option(min=1, help="Instead of the suite's.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="f32 or f16, instead of the suite's.")] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="f32, f16, or f32,f16, instead of the suite's.")
+    ] = None,
     layout: Annotated[str | None, typer.Option(help="nchw or nhwc.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many.")] = None,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="Samples of each side; 7, or 3 on a software driver.")
+    ] = None,
+    measure: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WHAT",
+            help=f"{', '.join(MEASURES)}; all but the last where none is named.",
+        ),
+    ] = None,
     out_file: Annotated[
         Path | None,
         typer.Option("--out", metavar="FILE", help="Write all samples and the machine as JSON."),
     ] = None,
-    device: DeviceOption = None,
     tune: TuneOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Time every algorithm on a device, each with its best configuration.
+    """Time all that computes a convolution here: our algorithms and other libraries.
 
-    Each result is checked against float64 on samples. Times are device time, in microseconds;
-    'error' is relative to the largest output.
+    Outputs are checked against float64 on samples, then all sides of a problem
+    are timed in turns. A star marks the tuner's choice. In microseconds: 'us' is
+    device time, 'call' a call from Python, 'numpy' from array to array. 'error'
+    is relative to the largest output, 'roof' the share of the most that the
+    device could do by a direct method in f32.
     """
-    entries = gather(problems)[:limit]
-    entries = [varied(entry, batch=batch, dtype=dtype, layout=layout) for entry in entries]
-    on = open_device(device, tune)
-    names = tuple(name.strip() for name in algorithms.split(",")) if algorithms else ()
+    entries = _entries(problems or [], onnx, batch, dtype, layout, limit)
+    measures = _words(measure) or USUAL_MEASURES
+    asked = peer_names() if peers in (None, "all") else [] if peers == "none" else _words(peers)
     check_folder(out_file)
-    results: list[bench.Result] = []
-    try:
-        with Work(len(entries)) as work:
-            on.tuner.progress = work.stage
-            for result in bench.run(entries, on, algorithms=names, tell=work.tell):
-                results.append(result)
-                if not as_json:
-                    with work.aside():
-                        _print(result)
-                work.advance()
-    finally:  # what was measured is kept, however it ends
-        found = bench.report(results, on)
-        if out_file is not None:
-            out_file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    specs: Sequence[str | None] = devices or [None]
+    ours = [
+        OurDevice(open_device(spec, tune), spec=spec, algorithms=_words(algorithms))
+        for spec in specs
+    ]
+    with Work(len(entries)) as work:
+
+        def ready(step: str) -> None:
+            work.tell(entries[0].label, step)
+
+        session = Session(
+            ours, asked, baseline=baseline, rounds=rounds, measures=measures, tell=ready
+        )
+        with session:
+            try:
+                _measure(session, entries, work, quiet=as_json, absent=peers is not None)
+            finally:  # what was measured is kept, however it ends
+                found = session.run()
+                if out_file is not None:
+                    found.save(out_file)
     if as_json:
-        emit_json(found)
+        emit_json(found.to_json())
     else:
-        _summary(results, on.name)
+        _summary(found)
         if out_file is not None:
             note(f"All samples are in {out_file}.")
-    if any(result.failed for result in results):
+    if any(result.failed for result in found.results):
         complain("a problem or an algorithm failed; the reason stands with it")
         raise typer.Exit(1)
 
 
-def _print(result: bench.Result) -> None:
+app.command("report", epilog=examples(*bench_report.REPORT_EXAMPLES))(bench_report.report_command)
+app.command("compare", epilog=examples(*bench_report.COMPARE_EXAMPLES))(
+    bench_report.compare_command
+)
+
+
+def _entries(
+    problems: Sequence[str],
+    onnx: Path | None,
+    batch: int | None,
+    dtype: str | None,
+    layout: str | None,
+    limit: int | None,
+) -> list[Entry]:
+    entries = gather(problems)
+    if onnx is not None:
+        from ..onnx_model import read_model  # imports onnx
+
+        entries += read_model(onnx, batch=batch)
+        batch = None if not problems else batch
+    if not entries:
+        raise typer.BadParameter("a suite, a file, a problem's text, or --onnx must be given")
+    dtypes = _words(dtype) or (None,)
+    return [
+        varied(entry, batch=batch, dtype=each, layout=layout)
+        for each in dtypes
+        for entry in entries[:limit]
+    ]
+
+
+def _words(text: str | None) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(filter(None, (w.strip() for w in (text or "").split(",")))))
+
+
+def _measure(
+    session: Session, entries: Sequence[Entry], work: Work, *, quiet: bool, absent: bool
+) -> None:
+    for peer in session.peers:
+        if peer.absent is not None and absent:
+            hint(f"{peer.name} does not take part: {peer.absent}")
+    session.measure_rooflines(lambda step: work.tell(entries[0].label, step))
+    for text in session.warnings:
+        warn(text)
+    for each in session.devices:
+        each.device.tuner.progress = work.stage
+    for result in session.measure(entries, work.tell):
+        if not quiet:
+            with work.aside():
+                _print(result, session.run())
+        work.advance()
+
+
+def _print(result: ProblemResult, run: Run) -> None:
     out.print(heading(result))
     if result.failure is not None:
         out.print(Text(result.failure, style="red"))
     else:
-        show(results_table(result))
+        show(results_table(result, run))
+        verdict = _verdict(result, run)
+        if verdict:
+            note(verdict)
+    peers = {peer.name for peer in run.peers}
+    for name, reason in result.refusals.items():
+        if name in peers or ":" in name:
+            note(f"{name}: {reason}")
     out.print()
 
 
-def heading(result: bench.Result) -> Text:
+def heading(result: ProblemResult) -> Text:
     """The layer's name, and the problem's text on a line of its own."""
-    entry = result.entry
     text = Text()
-    if entry.name:
-        text.append(entry.name, style="bold")
-        text.append(f"  x{entry.count}\n" if entry.count > 1 else "\n", style="dim")
-    return text.append(str(entry.problem), style="cyan")
+    if result.name:
+        text.append(result.name, style="bold")
+        text.append(f"  x{result.count}\n" if result.count > 1 else "\n", style="dim")
+    return text.append(result.problem, style="cyan")
 
 
-def results_table(result: bench.Result) -> Table:
-    """All algorithms on one problem; the tuner's choice has a star."""
-    flop = 2 * result.entry.problem.multiply_adds
-    best = result.fastest.seconds if result.fastest is not None else None
-    unit, name = (1e12, "TFLOP/s") if best and flop / best >= 1e11 else (1e9, "GFLOP/s")
-    numbers = ("us", name, "vs best", "error", "scratch")
-    failed = any(m.failure for m in result.measurements)
-    shown = table("", "algorithm", *numbers, *([""] if failed else []), right=numbers)
-    for m in result.measurements:
-        timed = ("-", "-", "-")
-        if m.seconds and best:
-            timed = (
-                micro(m.seconds),
-                significant(flop / m.seconds / unit),
-                f"{m.seconds / best:.2f}",
-            )
+def results_table(result: ProblemResult, run: Run) -> Table:
+    """All sides on one problem; the tuner's choice has a star."""
+    reference = summary.baseline_of(run, result) or summary.fastest(result.sides)
+    first = summary.leaders(result)[:1]
+    seconds = [side.seconds for side in result.sides if side.seconds]
+    tera = bool(seconds) and result.flop / min(seconds) >= 1e11
+    unit, name = (1e12, "TFLOP/s") if tera else (1e9, "GFLOP/s")
+    shares = {id(side): _share(side, result, run) for side in result.sides}
+    against = "ratio" if run.baseline else "vs best"
+    optional = {
+        "roof": [_percent(shares[id(side)]) for side in result.sides],
+        "call": [micro(side.call) for side in result.sides],
+        "numpy": [micro(side.end_to_end) for side in result.sides],
+        "first": [micro(side.first_call) for side in result.sides],
+    }
+    optional = {title: cells for title, cells in optional.items() if any(c != "-" for c in cells)}
+    numbers = ("us", name, against, "error", "scratch", *optional)
+    shown = table("", "side", *numbers, right=numbers)
+    several = len({side.on for side in result.sides}) > 1
+    for row, side in enumerate(result.sides):
+        title = Text(_title(side, result, several), style="bold" if side in first else "")
+        if side.failure:
+            title.append(f"\n{side.failure}", style="red")
+        ratio = summary.ratio(side, reference)
         shown.add_row(
-            Text("*" if m.label == result.choice else "", style="green"),
-            Text(m.algorithm, style="bold" if m is result.fastest else ""),
-            *timed,
-            "-" if m.error is None else f"{m.error:.0e}",
-            size(m.scratch),
-            *([Text(m.failure or "", style="red")] if failed else []),
+            Text("*" if side is result.chosen(side.on) else "", style="green"),
+            title,
+            micro(side.seconds),
+            "-" if side.seconds is None else significant(result.flop / side.seconds / unit),
+            "-" if ratio is None else f"{ratio:.2f}",
+            "-" if side.error is None else f"{side.error:.0e}",
+            "-" if side.workspace is None else size(side.workspace),
+            *(cells[row] for cells in optional.values()),
         )
     return shown
 
 
-def refusals_table(result: bench.Result) -> Table:
-    """The algorithms that do not apply, and why."""
+def _title(side: Side, result: ProblemResult, several: bool) -> str:
+    """A side's name; its precision where that is not the problem's and does not stand there."""
+    text = side.name if several else side.what
+    lossy = side.precision != summary.dtype_of(result) and side.precision not in side.what
+    return f"{text}, {side.precision}" if lossy else text
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.0%}"
+
+
+def _share(side: Side, result: ProblemResult, run: Run) -> float | None:
+    """Of the most that the side's device could do by a direct method in f32; above 1 for what
+    multiplies less (Winograd) or at a higher rate (f16). None where the device was not probed."""
+    peers = {peer.name: peer.device for peer in run.peers}
+    for device in run.devices:
+        name = peers.get(side.on, "")
+        if side.on == device.name or (name and device.adapter.startswith(name)):
+            most = summary.attainable(device, result)
+            if most and side.seconds:
+                return result.flop / side.seconds / most
+    return None
+
+
+def _verdict(result: ProblemResult, run: Run) -> str:
+    """Which is the fastest without loss of precision; no winner inside the spread."""
+    first = summary.leaders(result)
+    if len(result.sides) < 2 or not first:
+        return ""
+    names = [side.name for side in first]
+    if len(names) == 1:
+        return f"Fastest: {names[0]}."
+    return f"A tie, within the spread of the samples: {', '.join(names)}."
+
+
+def refusals_table(result: ProblemResult) -> Table:
+    """The sides that do not apply, and why."""
     shown = Table.grid(padding=(0, 1))
     for name, why in result.refusals.items():
         shown.add_row("  ", Text(name, style="dim"), Text(why, style="dim"))
     return shown
 
 
-def _summary(results: list[bench.Result], device: str) -> None:
-    times = [r.fastest.seconds for r in results if r.fastest is not None]
-    geomean = bench.geometric_mean(seconds for seconds in times if seconds is not None)
-    out.print(f"{device}, geometric mean of the fastest: {micro(geomean)} us")
-    ratios = [result.ratio for result in results if result.ratio is not None]
-    if ratios:
-        out.print(
-            f"The tuner's choice (*) is the fastest in {ratios.count(1.0)} of {len(ratios)}, and "
-            f"takes {bench.geometric_mean(ratios):.2f} of its time in geometric mean."
-        )
+def _summary(run: Run) -> None:
+    """Of each device and peer in each precision, over all problems."""
+    groups = summary.groups(run)
+    if not groups:
+        return
+    against = (f"/ {run.baseline}", "worst", "", "won") if run.baseline else ()
+    numbers = ("geomean us", *against[:2], *against[3:], "total us")
+    shown = table("of all", "problems", "geomean us", *against, "total us", right=numbers)
+    for group in groups:
+        sides = [side for r in run.results if (side := group.best(r)) is not None]
+        total = summary.total(group, run)
+        cells = [str(len(sides)), micro(geometric_mean(s.seconds or math.nan for s in sides))]
+        if run.baseline:
+            found = summary.standing(group, run)
+            cells += (
+                [
+                    f"{found.mean:.3f}",
+                    f"{found.worst:.2f}",
+                    found.worst_at,
+                    f"{found.wins} of {found.problems}",
+                ]
+                if found.problems
+                else ["-"] * 4
+            )
+        of = f" on {group.dtype}" if group.precision != group.dtype else ""
+        shown.add_row(Text(f"{group.name}{of}"), *cells, micro(total))
+    show(shown)
+    for sentence in _choices(run):
+        out.print(sentence)
+    if any(result.count > 1 for result in run.results):
+        note("The total counts each layer as often as the network has it.")
+
+
+def _choices(run: Run) -> Iterator[str]:
+    """How well each tuner chooses."""
+    for device in run.devices:
+        ratios = []
+        for result in run.results:
+            best = summary.fastest([side for side in result.sides if side.on == device.name])
+            ratio = summary.ratio(side, best) if (side := result.chosen(device.name)) else None
+            if ratio is not None:
+                ratios.append(ratio)
+        if len(ratios) > 1:
+            yield (
+                f"{device.name}: the tuner's choice (*) is the fastest of its algorithms in "
+                f"{ratios.count(1.0)} of {len(ratios)} and takes {geometric_mean(ratios):.2f} of "
+                "its time in geometric mean."
+            )

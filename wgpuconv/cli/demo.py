@@ -8,7 +8,9 @@ from typing import Annotated
 
 import typer
 
-from .. import bench, demo
+from .. import demo
+from ..bench.ours import OurDevice
+from ..bench.session import Session
 from ..errors import ProblemError
 from ..images import is_image, pillow
 from .bench import heading, refusals_table, results_table
@@ -33,10 +35,9 @@ def command(
     check_folder(output)
     if not is_image(output):
         raise ProblemError(f"the picture must be an image file, got {str(output)!r}")
-    results: list[bench.Result] = []
     on = open_device(device, tune)
     entries = demo.problems(software=on.facts.software)
-    with Work(demo.PANELS + len(entries)) as work:
+    with Work(demo.PANELS + len(entries)) as work, Session([OurDevice(on)]) as session:
         on.tuner.progress = work.stage
         panels = []
         for panel in demo.filter_photograph(on):
@@ -44,20 +45,21 @@ def command(
             panels.append(panel)
             work.advance()
         demo.draw_sheet(panels, on.name).save(output)
-        for result in bench.run(entries, on, tell=work.tell):
-            results.append(result)
+        for _ in session.measure(entries, work.tell):
             work.advance()
+    found = session.run()
     if as_json:
-        emit_json({"picture": str(output), **bench.report(results, on)})
+        emit_json({"picture": str(output), **found.to_json()})
         return
     out.print(f"[bold]wgpuconv[/bold] on {on.name}", soft_wrap=True)
     out.print(f"[bold]picture[/bold]  {output.resolve()}", soft_wrap=True)
     note(f"A photograph and {len(panels) - 1} filters of it, each a chain of convolutions.")
     out.print()
-    for result in results:
+    for result in found.results:
         out.print(heading(result))
-        show(results_table(result))
-        out.print(demo.why(result))
+        show(results_table(result, found))
+        if result.choice:
+            out.print(demo.why(result))
         if result.refusals:
             show(refusals_table(result))
         out.print()

@@ -102,6 +102,11 @@ class Workbench:
             self._free(scratch)
 
     @property
+    def buffers(self) -> Mapping[str, Any]:
+        """The problem's arguments and its output on the device, by role."""
+        return self._buffers
+
+    @property
     def output(self) -> np.ndarray[Any, Any]:
         """What the candidate that was verified last has computed."""
         return self._output

@@ -1,0 +1,179 @@
+"""Our own sides of the benchmark: every algorithm on a device, each with its best configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..backends.webgpu import WebGpuBackend
+from ..device import Device
+from ..errors import AlgorithmRefusedError, UnsupportedFeatureError
+from ..plan import Plan
+from ..problem import ConvProblem
+from ..tuning.workbench import Workbench
+from . import calls, roofline
+from .accuracy import Judge
+from .result import DeviceFacts, Side
+from .runner import Contender, Offer
+
+
+class OurDevice:
+    """A device of ours as a participant of the benchmark, with the algorithms that are named or,
+    where none is, all of them."""
+
+    ours = True
+
+    def __init__(
+        self, device: Device, *, spec: str | None = None, algorithms: Sequence[str] = ()
+    ) -> None:
+        self.device = device
+        self.name = spec or device.backend.identity.backend
+        """As it was asked for."""
+        self.spec = spec or ""
+        self.algorithms = tuple(algorithms)
+        self._bench: Workbench | None = None
+        self._prepared: list[Any] = []
+
+    def facts(self, measured: roofline.Roofline | None = None) -> DeviceFacts:
+        identity = self.device.backend.identity
+        package, _, version = identity.versions.rpartition(" ")
+        return DeviceFacts(
+            name=self.name,
+            backend=identity.backend,
+            adapter=identity.adapter,
+            driver=identity.driver,
+            versions={package or identity.backend: version},
+            software=self.device.facts.software,
+            bandwidth=measured.bandwidth if measured else None,
+            fma_rate=measured.fma_rate if measured else None,
+        )
+
+    def roofline(self) -> roofline.Roofline | None:
+        """None for a backend that runs no WGSL."""
+        backend = self.device.backend
+        return roofline.measure(backend) if isinstance(backend, WebGpuBackend) else None
+
+    def offer(self, problem: ConvProblem, tell: Callable[[str], None]) -> Offer:
+        try:
+            found = self.device.survey(problem)
+        except UnsupportedFeatureError as error:
+            return Offer(refusals={self.name: str(error)})
+        refusals = dict(found.refusals)
+        tell(f"choosing on {self.name}")
+        choice = self.device.choose(problem)
+        asked = {choice.plan.algorithm: "auto"}
+        plans = [choice.plan]
+        for algorithm in self.device.algorithms:
+            name = algorithm.name
+            if name in refusals or name in asked:
+                continue
+            if self.algorithms and name not in self.algorithms:
+                continue
+            tell(f"choosing {name} on {self.name}")
+            try:
+                plans.append(self.device.choose(problem, algorithm=name).plan)
+                asked[name] = name
+            except AlgorithmRefusedError as error:
+                refusals[name] = str(error)
+        contenders: list[Contender] = []
+        for plan in plans:
+            if self.algorithms and plan.algorithm not in self.algorithms:
+                continue
+            contenders.append(_Ours(self, problem, plan, asked[plan.algorithm]))
+            if plan is choice.plan and plan.prepare:
+                contenders.append(_Prepared(self, problem, plan, asked[plan.algorithm]))
+        return Offer(
+            contenders,
+            {
+                f"{self.name} {name}": why
+                for name, why in refusals.items()
+                if not self.algorithms or name in self.algorithms
+            },
+            choice.plan.label,
+            choice.source,
+            choice.note,
+        )
+
+    def bench(self, judge: Judge) -> Workbench:
+        """The problem's data on the device, from the first who needs it to ``leave``."""
+        if self._bench is None:
+            self._bench = Workbench(self.device.backend, judge.check).__enter__()
+        return self._bench
+
+    def prepared(self, nbytes: int) -> Any:
+        """A buffer for prepared weights, until ``leave``."""
+        buffer = self.device.backend.allocate(nbytes)
+        self._prepared.append(buffer)
+        return buffer
+
+    def leave(self) -> None:
+        for buffer in self._prepared:
+            self.device.backend.free(buffer)
+        self._prepared.clear()
+        if self._bench is not None:
+            self._bench.__exit__(None, None, None)
+            self._bench = None
+
+
+class _Ours:
+    """An algorithm, weights prepared within its time."""
+
+    def __init__(self, device: OurDevice, problem: ConvProblem, plan: Plan, asked: str) -> None:
+        self._device = device
+        self._problem = problem
+        self._plan = plan
+        self._asked = asked
+        """By which a call finds this plan: 'auto' or the algorithm's name."""
+        self.side = Side(device.name, plan.algorithm, problem.dtype, True, label=plan.label)
+
+    def verify(self, judge: Judge) -> float:
+        self._bench = self._device.bench(judge)
+        self._data = judge.check.data
+        self._compiled = self._device.device.backend.compile(self._plan)
+        self._bench.verify(self._compiled)
+        return judge.check.error(self._bench.output)
+
+    def sample(self, repeats: int) -> float:
+        return self._bench.time([self._compiled], [repeats])[0]
+
+    def workspace(self) -> int | None:
+        return self._plan.scratch
+
+    def call(self) -> float | None:
+        return calls.call_seconds(self._device.device, self._problem, self._data, self._asked)
+
+    def end_to_end(self) -> float | None:
+        return calls.end_to_end_seconds(self._device.device, self._problem, self._data, self._asked)
+
+    def first_call(self) -> float | None:
+        device = self._device
+        return calls.first_call_seconds(
+            device.spec, self._problem, self._asked, device.device.tuner.mode
+        )
+
+
+class _Prepared(_Ours):
+    """The same with weights prepared beforehand, as a module keeps them."""
+
+    def __init__(self, device: OurDevice, problem: ConvProblem, plan: Plan, asked: str) -> None:
+        super().__init__(device, problem, plan, asked)
+        self.side = Side(
+            device.name,
+            f"{plan.algorithm}, prepared weights",
+            problem.dtype,
+            True,
+            prepared=True,
+        )
+
+    def verify(self, judge: Judge) -> float:
+        error = super().verify(judge)  # which prepares the weights apart, too
+        backend = self._device.device.backend
+        self._buffers = dict(self._bench.buffers)
+        self._buffers["prepared"] = self._device.prepared(self._plan.prepared)
+        backend.prepare(self._compiled, self._buffers)
+        return error
+
+    def sample(self, repeats: int) -> float:
+        backend = self._device.device.backend
+        seconds: float = backend.time([(self._compiled, self._buffers)], repeats=[repeats])[0]
+        return seconds
