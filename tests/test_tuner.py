@@ -502,7 +502,7 @@ def test_a_changed_kernel_or_a_new_algorithm_is_a_miss(monkeypatch: pytest.Monke
     choose(tuner(Machine(fakes(1.0, 1.1)), store))
     assert choose(tuner(Machine(fakes(1.0, 1.1, 1.2)), store, mode="stored")).source == "model"
     assert choose(tuner(Machine(fakes(1.0, 1.1)), store, mode="stored")).source == "stored"
-    monkeypatch.setattr(tuner_module, "source_hash", lambda files: "another")
+    monkeypatch.setattr("wgpuconv.algorithms.base.source_hash", lambda files: "another")
     assert choose(tuner(Machine(fakes(1.0, 1.1)), store, mode="stored")).source == "model"
 
 

@@ -8,6 +8,7 @@ from typing import ClassVar, NamedTuple
 from ..facts import Facts
 from ..plan import Config, Plan, Region, Tables, ceil_div
 from ..problem import ConvProblem
+from ..shader import source_hash
 
 
 class Algorithm(ABC):
@@ -23,7 +24,11 @@ class Algorithm(ABC):
     ops: ClassVar[tuple[str, ...]]
     """The operations it computes: conv2d, conv_transpose2d."""
     shaders: ClassVar[tuple[str, ...]]
-    """Every shader file that its plans may use; their text is part of the tuning key."""
+    """Every shader file that its plans may use."""
+
+    def source(self) -> str:
+        """A digest of the kernels' text: a stored timing holds as long as it stays the same."""
+        return source_hash(self.shaders)
 
     def refusal(self, problem: ConvProblem, facts: Facts) -> str | None:
         """Why it does not apply, in a sentence with values; None where it does."""

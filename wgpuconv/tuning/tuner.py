@@ -23,7 +23,6 @@ from ..errors import (
 from ..plan import Config, Plan, candidate_label
 from ..planner import Candidate, Survey
 from ..problem import ConvProblem
-from ..shader import source_hash
 from .session import Lower, Progress, Ready, Session, make_ready
 from .store import Entry, Key, Store, Trial
 from .timing import HARDWARE, SOFTWARE
@@ -135,7 +134,7 @@ class Tuner:
 
     def _sources(self, found: Survey) -> dict[str, str]:
         names = {candidate.algorithm for candidate in found.candidates}
-        return {a.name: _source(a) for a in self.machine.algorithms if a.name in names}
+        return {a.name: a.source() for a in self.machine.algorithms if a.name in names}
 
     # ---- the cost model ----
 
@@ -319,10 +318,6 @@ def _nothing_works(found: Survey, failed: dict[str, str]) -> AlgorithmRefusedErr
         reasons.setdefault(candidate.algorithm, failed[candidate.label])
     text = "; ".join(f"{name}: {why}" for name, why in {**reasons, **found.refusals}.items())
     return AlgorithmRefusedError(f"cannot compute {found.problem} as asked: {text}")
-
-
-def _source(algorithm: Algorithm) -> str:
-    return source_hash(algorithm.shaders)
 
 
 def _mode(mode: str | None) -> str:

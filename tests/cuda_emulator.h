@@ -1,0 +1,285 @@
+// Runs one CUDA kernel on the CPU: blocks one after the other, the threads of a block as fibers.
+//
+// It takes the place of kernels/ptx.cuh, with the same functions. What the hardware does together
+// (barriers, ldmatrix, mma) happens when the last thread arrives. Asynchronous copies happen as
+// late as the kernel's own waits allow, shared memory begins as NaN, and addresses are checked:
+// a missing wait or barrier, a wrong place and a misaligned copy show as wrong results or abort.
+
+#include <immintrin.h>
+#include <ucontext.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <utility>
+#include <vector>
+
+#define __device__
+#define __global__
+#define __launch_bounds__(...)
+
+struct int2 {
+  int x, y;
+};
+struct uint2 {
+  unsigned x, y;
+};
+struct uint4 {
+  unsigned x, y, z, w;
+};
+struct Index {
+  unsigned x = 0;
+};
+
+static Index threadIdx, blockIdx;
+static constexpr int min(int a, int b) { return a < b ? a : b; }
+static constexpr int max(int a, int b) { return a < b ? b : a; }
+
+namespace emulator {
+
+[[noreturn]] inline void fail(const char* what) {
+  std::fprintf(stderr, "emulated kernel, block %u thread %u: %s\n", blockIdx.x, threadIdx.x, what);
+  std::abort();
+}
+
+struct Copy {
+  unsigned to;
+  const void* from;
+  int bytes;
+  bool valid;
+};
+
+struct Fiber {
+  ucontext_t context;
+  std::vector<char> stack = std::vector<char>(256 << 10);
+  std::deque<std::vector<Copy>> groups;  // of copies on their way
+  std::vector<Copy> group;
+  bool done = false;
+  void* deposit[3];
+};
+
+// Threads that wait for each other: a block, or a warp.
+struct Meeting {
+  int arrived = 0;
+  unsigned turn = 0;
+};
+
+static std::vector<Fiber> fibers;
+static std::vector<Meeting> warps;
+static Meeting block;
+static int block_threads;
+static ucontext_t main_context;
+static std::vector<unsigned char> shared;
+static std::vector<std::pair<const char*, const char*>> arrays;
+
+inline Fiber& self() { return fibers[threadIdx.x]; }
+
+inline void yield() {
+  const unsigned me = threadIdx.x;
+  swapcontext(&fibers[me].context, &main_context);
+  threadIdx.x = me;
+}
+
+template <typename Action>
+void meet(Meeting& meeting, int count, Action action) {
+  if (++meeting.arrived == count) {
+    meeting.arrived = 0;
+    meeting.turn++;
+    action();
+    return;
+  }
+  const unsigned turn = meeting.turn;
+  while (meeting.turn == turn) {
+    yield();
+  }
+}
+
+template <typename Action>
+void meet_warp(Action action) {
+  const int first = threadIdx.x / 32 * 32;
+  meet(warps[first / 32], 32, [&] { action(&fibers[first]); });
+}
+
+inline void land(const Copy& copy) {
+  if (copy.valid) {
+    std::memcpy(&shared[copy.to], copy.from, copy.bytes);
+  } else {
+    std::memset(&shared[copy.to], 0, copy.bytes);
+  }
+}
+
+template <typename Params, typename... Pointers, std::size_t... I>
+void call(void (*kernel)(Params, Pointers...), const void* params, void** pointers,
+          std::index_sequence<I...>) {
+  kernel(*static_cast<const Params*>(params), static_cast<Pointers>(pointers[I])...);
+}
+
+static void (*entry)();
+inline void begin() {
+  entry();
+  self().done = true;
+  yield();
+}
+
+inline void launch(unsigned grid, int threads, unsigned shared_bytes, void (*start)()) {
+  entry = start;
+  block_threads = threads;
+  fibers.resize(threads);
+  warps.assign(threads / 32, {});
+  for (blockIdx.x = 0; blockIdx.x < grid; blockIdx.x++) {
+    shared.assign(shared_bytes, 0xff);
+    block = {};
+    for (auto& fiber : fibers) {
+      fiber.done = false;
+      fiber.groups.clear();
+      fiber.group.clear();
+      getcontext(&fiber.context);
+      fiber.context.uc_stack.ss_sp = fiber.stack.data();
+      fiber.context.uc_stack.ss_size = fiber.stack.size();
+      fiber.context.uc_link = nullptr;
+      makecontext(&fiber.context, begin, 0);
+    }
+    int running = threads;
+    while (running) {
+      for (int i = 0; i < threads; i++) {
+        if (!fibers[i].done) {
+          threadIdx.x = i;
+          swapcontext(&main_context, &fibers[i].context);
+          running -= fibers[i].done;
+        }
+      }
+    }
+    for (auto& fiber : fibers) {
+      if (!fiber.groups.empty() || !fiber.group.empty()) {
+        fail("copies were still on their way when the kernel ended");
+      }
+    }
+  }
+}
+
+}  // namespace emulator
+
+inline void __syncthreads() { emulator::meet(emulator::block, emulator::block_threads, [] {}); }
+
+// ---- the functions of ptx.cuh ----
+
+struct Half {
+  unsigned short bits;
+};
+
+inline float to_float(float v) { return v; }
+inline float to_float(Half v) { return _cvtsh_ss(v.bits); }
+
+template <typename T>
+T from_float(float v);
+template <>
+inline float from_float<float>(float v) {
+  return v;
+}
+template <>
+inline Half from_float<Half>(float v) {
+  return {static_cast<unsigned short>(_cvtss_sh(v, 0))};
+}
+
+template <typename T>
+unsigned pack_pair(float low, float high) {
+  return from_float<T>(low).bits | from_float<T>(high).bits << 16;
+}
+
+inline unsigned char* shared_memory() { return emulator::shared.data(); }
+
+inline unsigned shared_address(const void* pointer) {
+  return static_cast<const unsigned char*>(pointer) - emulator::shared.data();
+}
+
+template <int BYTES>
+void copy_async(unsigned to, const void* from, bool valid) {
+  static_assert(BYTES == 8 || BYTES == 16);
+  if (to % BYTES || to + BYTES > emulator::shared.size()) {
+    emulator::fail("a copy to a wrong place in shared memory");
+  }
+  if (valid) {
+    const char* first = static_cast<const char*>(from);
+    bool inside = false;
+    for (auto [begin, end] : emulator::arrays) {
+      inside |= begin <= first && first + BYTES <= end && (first - begin) % BYTES == 0;
+    }
+    if (!inside) {
+      emulator::fail("a copy from outside of all arrays, or misaligned");
+    }
+  }
+  emulator::self().group.push_back({to, from, BYTES, valid});
+}
+
+inline void commit_copies() {
+  auto& fiber = emulator::self();
+  fiber.groups.push_back(std::move(fiber.group));
+  fiber.group.clear();
+}
+
+template <int PENDING>
+void wait_copies() {
+  auto& groups = emulator::self().groups;
+  while (groups.size() > PENDING) {
+    for (const auto& copy : groups.front()) {
+      emulator::land(copy);
+    }
+    groups.pop_front();
+  }
+}
+
+inline void load_matrices(unsigned (&to)[4], unsigned from) {
+  if (from % 16 || from + 16 > emulator::shared.size()) {
+    emulator::fail("a matrix row from a wrong place in shared memory");
+  }
+  auto& deposit = emulator::self().deposit;
+  deposit[0] = to;
+  deposit[1] = &from;
+  emulator::meet_warp([](emulator::Fiber* lanes) {
+    for (int lane = 0; lane < 32; lane++) {
+      for (int matrix = 0; matrix < 4; matrix++) {
+        const auto row = *static_cast<unsigned*>(lanes[matrix * 8 + lane / 4].deposit[1]);
+        std::memcpy(static_cast<unsigned*>(lanes[lane].deposit[0]) + matrix,
+                    &emulator::shared[row + lane % 4 * 4], 4);
+      }
+    }
+  });
+}
+
+template <typename T>
+void multiply_add(float (&acc)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+  unsigned b[2] = {b0, b1};
+  auto& deposit = emulator::self().deposit;
+  deposit[0] = acc;
+  deposit[1] = const_cast<unsigned*>(a);
+  deposit[2] = b;
+  emulator::meet_warp([](emulator::Fiber* lanes) {
+    float left[16][16], right[16][8];
+    auto half = [](unsigned word, int i) {
+      return to_float(T{static_cast<unsigned short>(word >> 16 * i)});
+    };
+    for (int lane = 0; lane < 32; lane++) {
+      const auto* words = static_cast<const unsigned*>(lanes[lane].deposit[1]);
+      const auto* columns = static_cast<const unsigned*>(lanes[lane].deposit[2]);
+      for (int i = 0; i < 2; i++) {
+        for (int word = 0; word < 4; word++) {
+          left[lane / 4 + word % 2 * 8][lane % 4 * 2 + i + word / 2 * 8] = half(words[word], i);
+        }
+        for (int word = 0; word < 2; word++) {
+          right[lane % 4 * 2 + i + word * 8][lane / 4] = half(columns[word], i);
+        }
+      }
+    }
+    for (int lane = 0; lane < 32; lane++) {
+      auto* sums = static_cast<float*>(lanes[lane].deposit[0]);
+      for (int i = 0; i < 4; i++) {
+        for (int k = 0; k < 16; k++) {
+          sums[i] += left[lane / 4 + i / 2 * 8][k] * right[k][lane % 4 * 2 + i % 2];
+        }
+      }
+    }
+  });
+}

@@ -1,0 +1,159 @@
+"""A backend that runs the plans of CUDA devices on the CPU, for machines without a GPU.
+
+Each specialised kernel is compiled by g++, with ``cuda_emulator.h`` in the place of the header
+that holds the plugin's assembly.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from wgpuconv.facts import Facts, Limits
+from wgpuconv.plan import Pass, Plan, Region
+from wgpuconv.plugins.cuda.algorithms import ALGORITHMS
+from wgpuconv.plugins.cuda.source import KERNEL_DIR, Interface, interface, pack_params, specialise
+
+HEADER = Path(__file__).with_name("cuda_emulator.h")
+HOPPER = Facts(
+    limits=Limits(
+        max_binding=2**32 - 16,
+        max_buffer=140 << 30,
+        max_invocations=1024,
+        max_workgroup_size=1024,
+        max_workgroup_storage=227 << 10,
+        max_workgroups=2**31 - 1,
+        max_storage_buffers=64,
+    ),
+    f16=True,
+    bandwidth=4.3e12,
+    flops=67e12,
+    matrix_flops=620e12,
+    launch=1.5e-6,
+    cores=132,
+    latency=400e-9,
+    workspace_limit=4 << 30,
+)
+"""Facts of an H200, as the plugin reads them."""
+
+_WRAPPER = """
+template <typename... Pointers>
+constexpr auto places(void (*)(Params, Pointers...)) {{ return std::index_sequence_for<Pointers...>(); }}
+
+static const void* given_params;
+static void** given_pointers;
+
+extern "C" void emulated_launch(unsigned grid, int threads, unsigned shared_bytes,
+                                const void* params, void** pointers, const char** begins,
+                                const char** ends, int arrays) {{
+  given_params = params;
+  given_pointers = pointers;
+  emulator::arrays.clear();
+  for (int i = 0; i < arrays; i++) {{
+    emulator::arrays.push_back({{begins[i], ends[i]}});
+  }}
+  emulator::launch(grid, threads, shared_bytes, [] {{
+    emulator::call(&{name}, given_params, given_pointers, places(&{name}));
+  }});
+}}
+"""
+
+
+def compiler() -> str | None:
+    return shutil.which("g++")
+
+
+class Emulator:
+    """As much of a backend as verification needs; a buffer is a numpy array of bytes."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.facts = HOPPER
+        self.algorithms = ALGORITHMS
+        self._folder = folder or Path(tempfile.mkdtemp(prefix="wgpuconv-cuda-"))
+        self._libraries: dict[str, Any] = {}
+
+    @property
+    def device(self) -> Any:
+        """What contract.verify takes for a device."""
+        return SimpleNamespace(backend=self, facts=self.facts)
+
+    def allocate(self, nbytes: int) -> np.ndarray:
+        raw = np.full(nbytes + 272, 0xFF, np.uint8)
+        start = -raw.ctypes.data % 256
+        return raw[start : start + max(nbytes, 16)]
+
+    def free(self, buffer: np.ndarray) -> None:
+        pass
+
+    def write(self, buffer: np.ndarray, array: np.ndarray) -> None:
+        buffer[: array.nbytes] = array.reshape(-1).view(np.uint8)
+
+    def read(self, buffer: np.ndarray, array: np.ndarray) -> None:
+        array.reshape(-1).view(np.uint8)[:] = buffer[: array.nbytes]
+
+    def compile(self, plan: Plan) -> Any:
+        return SimpleNamespace(plan=plan)
+
+    def prepare(self, compiled: Any, buffers: dict[str, np.ndarray]) -> None:
+        for step in compiled.plan.prepare:
+            self._launch(compiled.plan, step, buffers)
+
+    def run(self, compiled: Any, buffers: dict[str, np.ndarray]) -> None:
+        for step in compiled.plan.passes:
+            self._launch(compiled.plan, step, buffers)
+
+    def _launch(self, plan: Plan, step: Pass, buffers: dict[str, np.ndarray]) -> None:
+        text = specialise(step.shader)
+        face = interface(text)
+        library = self._library(text, face)
+        whole = buffers | {"tables": self.allocate(len(plan.tables))}
+        self.write(whole["tables"], np.frombuffer(plan.tables, np.uint8))
+        regions = dict(step.bindings)
+        assert set(regions) == set(face.bindings)
+        views = [_view(whole[regions[n].role], regions[n]) for n in face.bindings]
+        pointers = (ctypes.c_void_p * len(views))(*(v.ctypes.data for v in views))
+        ends = (ctypes.c_void_p * len(views))(*(v.ctypes.data + v.nbytes for v in views))
+        library.emulated_launch(
+            step.grid[0],
+            face.threads,
+            face.shared_bytes,
+            pack_params(step, face.params),
+            pointers,
+            pointers,
+            ends,
+            len(views),
+        )
+
+    def _library(self, text: str, face: Interface) -> Any:
+        name = hashlib.sha256(text.encode()).hexdigest()[:24]
+        if name not in self._libraries:
+            source, built = self._folder / f"{name}.cpp", self._folder / f"{name}.so"
+            source.write_text(emulated(text) + _WRAPPER.format(name=face.name))
+            subprocess.run(
+                [compiler(), "-std=c++17", "-O1", "-mf16c", "-ffp-contract=off", "-shared", "-fPIC"]
+                + ["-Wno-unknown-pragmas", "-w", str(source), "-o", str(built)],
+                check=True,
+            )
+            self._libraries[name] = ctypes.CDLL(str(built))
+        return self._libraries[name]
+
+
+def emulated(text: str) -> str:
+    """The kernel's text with the emulator's functions in the place of ours."""
+    own = (KERNEL_DIR / "ptx.cuh").read_text(encoding="utf-8").replace("#pragma once\n", "")
+    assert text.count(own) == 1, "a kernel includes ptx.cuh once"
+    return text.replace(own, HEADER.read_text(encoding="utf-8"))
+
+
+def _view(buffer: np.ndarray, region: Region) -> np.ndarray:
+    end = None if region.size is None else region.offset + region.size
+    assert end is None or end <= buffer.nbytes, region
+    return buffer[region.offset : end]

@@ -1,0 +1,1 @@
+"""Backends that are found through entry points, each a package of its own."""

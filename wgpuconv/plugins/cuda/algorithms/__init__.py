@@ -1,0 +1,18 @@
+"""The algorithms of CUDA devices."""
+
+from __future__ import annotations
+
+from ....algorithms import Algorithm
+from .depthwise import Depthwise
+from .direct import Direct
+from .halo_mma import HaloMma
+from .implicit_gemm_mma import ImplicitGemmMma
+
+ALGORITHMS: tuple[Algorithm, ...] = (
+    Direct(),
+    Depthwise(),
+    ImplicitGemmMma(),
+    HaloMma(),
+)
+
+__all__ = ["ALGORITHMS"]

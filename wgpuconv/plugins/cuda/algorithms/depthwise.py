@@ -1,0 +1,95 @@
+"""Depthwise convolution, with any channel multiplier: a kernel bound by memory."""
+
+from __future__ import annotations
+
+from ....algorithms.base import (
+    activation_params,
+    bias_region,
+    params,
+    roofline,
+    strides,
+)
+from ....facts import Facts
+from ....plan import Config, Pass, Plan, Region, Shader, Tables, ceil_div, grid_1d
+from ....problem import ConvProblem
+from .base import CudaAlgorithm
+
+MOST_TAPS = 121
+"""Taps that are still held in registers (11 x 11)."""
+
+
+class Depthwise(CudaAlgorithm):
+    name = "depthwise"
+    summary = "one input channel a group: the taps in registers, several rows a thread"
+    ops = ("conv2d",)
+    shaders = ("depthwise",)
+
+    def refuse(self, problem: ConvProblem, facts: Facts) -> str | None:
+        if problem.c_group != 1:
+            return (
+                f"needs one input channel a group (groups={problem.c}), got "
+                f"{problem.c_group} channels a group (groups={problem.groups})"
+            )
+        if problem.r * problem.s > MOST_TAPS:
+            return (
+                f"needs a kernel of at most {MOST_TAPS} taps, got {problem.r * problem.s} "
+                f"({problem.r} x {problem.s})"
+            )
+        return None
+
+    def configs(self, problem: ConvProblem, facts: Facts) -> list[Config]:
+        return [
+            {"rows": rows, "threads": threads}
+            for rows in ((1, 4, 8) if problem.r * problem.s <= 49 else (1,))
+            if rows < 2 * problem.out_h
+            for threads in (128, 256)
+        ]
+
+    def lower(
+        self, problem: ConvProblem, config: Config, facts: Facts, workspace_limit: int
+    ) -> Plan:
+        p = problem
+        tables = Tables(facts.limits)
+        rows, threads = int(config["rows"]), int(config["threads"])
+        step = Pass(
+            Shader.of(
+                "depthwise",
+                p.dtype,
+                p.activation,
+                R=p.r,
+                S=p.s,
+                STRIDE_H=p.stride[0],
+                DILATION_H=p.dilation[0],
+                ROWS=rows,
+                THREADS=threads,
+                CHANNELS_LAST=p.layout == "NHWC",
+            ),
+            params(
+                n=p.n,
+                h=p.h,
+                w=p.w,
+                out_h=p.out_h,
+                out_w=p.out_w,
+                k=p.k,
+                k_group=p.k_group,
+                stride_w=p.stride[1],
+                pad_top=p.padding[0],
+                pad_left=p.padding[2],
+                dilation_w=p.dilation[1],
+                **strides(p)._asdict(),
+                **activation_params(p),
+            ),
+            (
+                ("x", Region("input")),
+                ("weight", Region("weight")),
+                ("bias", bias_region(p, tables)),
+                ("y", Region("out")),
+            ),
+            grid_1d(
+                ceil_div(p.n * p.k * ceil_div(p.out_h, rows) * p.out_w, threads), facts.limits
+            ),
+        )
+        return Plan(p, self.name, config, (step,), tables=tables.blob())
+
+    def cost(self, problem: ConvProblem, config: Config, facts: Facts) -> float:
+        return roofline(problem, facts, efficiency=0.2 if config["rows"] == 1 else 0.25)

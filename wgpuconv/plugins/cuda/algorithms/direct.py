@@ -1,0 +1,81 @@
+"""Direct convolution and transposed convolution: no scratch memory, fits every problem."""
+
+from __future__ import annotations
+
+from ....algorithms.base import (
+    activation_params,
+    bias_region,
+    params,
+    roofline,
+    strides,
+    window_params,
+)
+from ....facts import Facts
+from ....plan import Config, Pass, Plan, Region, Shader, Tables, ceil_div, grid_1d
+from ....problem import ConvProblem
+from .base import CudaAlgorithm
+
+
+class Direct(CudaAlgorithm):
+    name = "direct"
+    summary = "one output pixel of a few filters a thread; no scratch memory, fits always"
+    ops = ("conv2d", "conv_transpose2d")
+    shaders = ("direct",)
+
+    def configs(self, problem: ConvProblem, facts: Facts) -> list[Config]:
+        return [
+            {"filters": filters, "threads": threads}
+            for filters in (4, 8, 16, 1)
+            if filters < 2 * problem.k_group
+            for threads in (128, 256)
+        ]
+
+    def lower(
+        self, problem: ConvProblem, config: Config, facts: Facts, workspace_limit: int
+    ) -> Plan:
+        p = problem
+        tables = Tables(facts.limits)
+        filters, threads = int(config["filters"]), int(config["threads"])
+        work = p.n * p.out_h * p.out_w * p.groups * ceil_div(p.k_group, filters)
+        step = Pass(
+            Shader.of(
+                "direct",
+                p.dtype,
+                p.activation,
+                FILTERS=filters,
+                THREADS=threads,
+                CHANNELS_LAST=p.layout == "NHWC",
+                TRANSPOSED=p.transposed,
+            ),
+            params(
+                n=p.n,
+                h=p.h,
+                w=p.w,
+                out_h=p.out_h,
+                out_w=p.out_w,
+                c_group=p.c_group,
+                k_group=p.k_group,
+                groups=p.groups,
+                r=p.r,
+                s=p.s,
+                **window_params(p),
+                **strides(p)._asdict(),
+                **activation_params(p),
+            ),
+            (
+                ("x", Region("input")),
+                ("weight", Region("weight")),
+                ("bias", bias_region(p, tables)),
+                ("y", Region("out")),
+            ),
+            grid_1d(ceil_div(work, threads), facts.limits),
+        )
+        return Plan(p, self.name, config, (step,), tables=tables.blob())
+
+    def cost(self, problem: ConvProblem, config: Config, facts: Facts) -> float:
+        filters = int(config["filters"])
+        # Each multiply-add loads a weight, and a share of an input element.
+        efficiency = 0.25 * filters / (filters + 4)
+        waste = ceil_div(problem.k_group, filters) * filters / problem.k_group
+        span = problem.reduction * (facts.latency + 8 * filters * facts.cycle)
+        return roofline(problem, facts, efficiency=efficiency, waste=waste, span=span)

@@ -1,0 +1,339 @@
+"""Convolution on tensor cores with the input's tile staged once for all taps.
+
+A gather copies each input element once a tap; with the border staged, taps are shifted reads of
+shared memory, and only the weight streams by.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+
+from ....algorithms.base import activation_params, bias_region, params
+from ....algorithms.phases import MOST_PHASES, Axis, Phase, count_phases, phases
+from ....errors import AlgorithmRefusedError
+from ....facts import Facts
+from ....plan import Config, Pass, Plan, Region, Shader, Tables, align, ceil_div, grid_1d
+from ....problem import ConvProblem
+from .base import CudaAlgorithm
+from .implicit_gemm_mma import output_params
+from .mma import (
+    Source,
+    Tile,
+    mma_seconds,
+    out_vector,
+    pack_pass,
+    packed_bytes,
+    source,
+    tile_config,
+    tile_of,
+    weight_offsets,
+)
+
+TILES = (
+    Tile(128, 128, 32, 64, 64, 4),
+    Tile(128, 128, 64, 64, 64, 3),
+    Tile(256, 128, 32, 64, 64, 3),
+    Tile(256, 64, 32, 64, 64, 4),
+    Tile(256, 64, 32, 64, 32, 4),
+    Tile(256, 64, 16, 64, 64, 4),
+    Tile(128, 64, 32, 64, 32, 4),
+    Tile(128, 64, 64, 64, 32, 3),
+    Tile(64, 128, 32, 32, 64, 4),
+    Tile(64, 64, 32, 32, 32, 4),
+    Tile(64, 64, 64, 32, 32, 3),
+    Tile(128, 32, 32, 32, 32, 4),
+    Tile(256, 32, 16, 64, 32, 4),
+    Tile(256, 16, 16, 64, 16, 4),
+    Tile(128, 16, 16, 32, 16, 4),
+)
+WIDTHS = (0, 8, 16, 32)
+"""Columns of a rectangular tile of pixels; 0 is a run of pixels over rows and images."""
+FILLS = (1, 2, 3)
+"""Blocks a multiprocessor that a split sum should make."""
+VECTOR = 8
+MOST_WASTE = 1.5
+"""Shapes that compute that many times what the best one does are left out."""
+
+
+class HaloMma(CudaAlgorithm):
+    name = "halo_mma"
+    summary = "tensor-core convolution that stages each input tile once for all taps; f16"
+    ops = ("conv2d", "conv_transpose2d")
+    shaders = ("halo_mma", "pack_filters", "to_channels_last", "reduce_splits")
+
+    def refuse(self, problem: ConvProblem, facts: Facts) -> str | None:
+        p = problem
+        if p.dtype != "f16":
+            return f"multiplies f16 on tensor cores, got {p.dtype}"
+        if p.r * p.s == 1:
+            return "shares input elements between taps, got a kernel of one tap (1 x 1)"
+        count = count_phases(p)
+        if count > MOST_PHASES:
+            return (
+                f"needs at most {MOST_PHASES} phases of the stride, each of which is a launch, "
+                f"got {count} (stride {p.stride[0]},{p.stride[1]})"
+            )
+        if not self.configs(p, facts):
+            least = min(_shared_bytes(t, p, w) for t in TILES for w in WIDTHS)
+            return (
+                f"needs {least} bytes of shared memory for the input of one tile (kernel {p.r} x "
+                f"{p.s}, dilation {p.dilation[0]},{p.dilation[1]}), may have "
+                f"{facts.limits.max_workgroup_storage}"
+            )
+        return None
+
+    def configs(self, problem: ConvProblem, facts: Facts) -> list[Config]:
+        p = problem
+        channels = align(p.c_group, VECTOR)
+        shapes = [
+            (tile, width)
+            for tile in TILES
+            if tile.m < 2 * max(p.k_group, 16) and tile.k < 2 * max(channels, 16)
+            for width in WIDTHS
+            if _shared_bytes(tile, p, width) <= facts.limits.max_workgroup_storage
+        ]
+        if not shapes:
+            return []
+        computed = {
+            shape: self._blocks(p, *shape) * shape[0].p * shape[0].m for shape in shapes
+        }
+        least = min(computed.values())
+        configs: list[Config] = []
+        for tile, width in shapes:
+            if computed[tile, width] > MOST_WASTE * least:
+                continue
+            blocks = self._blocks(p, tile, width)
+            most = min(ceil_div(channels, tile.k), 16)
+            wanted = {min(round(fill * facts.cores / blocks), most) for fill in FILLS}
+            configs += [
+                tile_config(tile) | {"tile_w": width, "splits": splits}
+                for splits in sorted({splits for splits in wanted if splits > 1} | {1})
+            ]
+        return configs
+
+    @staticmethod
+    def _blocks(p: ConvProblem, tile: Tile, width: int) -> int:
+        per_phase = sum(_p_tiles(p, phase, tile, width)[0] for phase in phases(p))
+        return per_phase * ceil_div(p.k_group, tile.m) * p.groups
+
+    def lower(
+        self, problem: ConvProblem, config: Config, facts: Facts, workspace_limit: int
+    ) -> Plan:
+        p = problem
+        limits, tile = facts.limits, tile_of(config)
+        width, splits = int(config["tile_w"]), int(config["splits"])
+        tables = Tables(limits)
+        bias = bias_region(p, tables)
+        x = source(p, limits, vector=VECTOR)
+        elements = p.out_bytes // p.itemsize
+        partial = align(x.nbytes, limits.storage_alignment)
+        workspace = partial + 4 * elements * splits if splits > 1 else x.nbytes
+        if workspace > workspace_limit:
+            raise AlgorithmRefusedError(
+                f"needs {workspace} bytes for the input with its channels last and the partial "
+                f"sums of {splits} split(s), may have {workspace_limit}"
+            )
+        target = Region("workspace", partial, 4 * elements * splits) if splits > 1 else Region("out")
+        chunks = ceil_div(x.channels, tile.k)
+        prepare: list[Pass] = []
+        passes = list(x.passes)
+        prepared = 0
+        for phase in phases(p):
+            steps = phase.taps * chunks
+            size = packed_bytes(p, tile, steps)
+            packed = Region("prepared", prepared, size)
+            prepared = align(prepared + size, limits.storage_alignment)
+            if steps:
+                offsets = weight_offsets(p, phase, chunks * tile.k)
+                # In the kernel's order: channels of a chunk innermost, chunks outermost.
+                ordered = offsets.reshape(phase.taps, chunks, tile.k).transpose(1, 0, 2)
+                region = tables.add(ordered.astype("<i4").tobytes())
+                prepare.append(pack_pass(p, tile, steps, region, packed, limits))
+            shifts = tables.add(_shifts(phase, _halo_columns(phase, width)))
+            passes.append(
+                self._pass(p, tile, width, splits, phase, x, packed, shifts, bias, target, facts)
+            )
+        if splits > 1:
+            passes.append(
+                Pass(
+                    Shader.of("reduce_splits", p.dtype, p.activation),
+                    params(
+                        elements=elements,
+                        splits=splits,
+                        k=p.k,
+                        y_k=x.strides.y_k,
+                        **activation_params(p),
+                    ),
+                    (("partial", target), ("bias", bias), ("y", Region("out"))),
+                    grid_1d(ceil_div(elements, 256), limits),
+                )
+            )
+        return Plan(
+            p,
+            self.name,
+            config,
+            tuple(passes),
+            prepare=tuple(prepare),
+            workspace=workspace,
+            prepared=prepared,
+            tables=tables.blob(),
+        )
+
+    def _pass(
+        self,
+        p: ConvProblem,
+        tile: Tile,
+        width: int,
+        splits: int,
+        phase: Phase,
+        x: Source,
+        packed: Region,
+        shifts: Region,
+        bias: Region,
+        target: Region,
+        facts: Facts,
+    ) -> Pass:
+        s = x.strides
+        m_tiles = ceil_div(p.k_group, tile.m)
+        p_tiles, tiles_h, tiles_w = _p_tiles(p, phase, tile, width)
+        buffers = 2 if x.channels > tile.k else 1
+        shader = Shader.of(
+            "halo_mma",
+            p.dtype,
+            **tile.constants() | {"STAGES": _stages(tile, phase, buffers)},
+            TILE_W=width,
+            HALO_PIXELS=_halo_pixels(p, phase, tile, width),
+            HALO_BUFFERS=buffers,
+            CHANNELS_LAST=p.layout == "NHWC",
+            OUT_VECTOR=out_vector(p),
+            SPLIT=splits > 1,
+            SHARED_BYTES=_shared_bytes(tile, p, width),
+            Out="f32" if splits > 1 else "f16",
+        )
+        return Pass(
+            shader if splits > 1 else shader.ending_with(p.activation),
+            params(
+                images=p.n,
+                q_h=phase.h.count,
+                q_w=phase.w.count,
+                p_tiles=p_tiles,
+                tiles_h=tiles_h,
+                tiles_w=tiles_w,
+                in_h=p.h,
+                in_w=p.w,
+                in_stride_h=phase.h.in_stride,
+                in_stride_w=phase.w.in_stride,
+                first_h=_first(phase.h),
+                first_w=_first(phase.w),
+                tap_span_h=_span(phase.h),
+                image_rows=_image_rows(phase),
+                halo_w=_halo_columns(phase, width),
+                x_g=x.x_g,
+                x_n=s.x_n,
+                x_h=s.x_h,
+                x_w=s.x_w,
+                channels=x.channels,
+                **output_params(p, phase, s),
+                m_tiles=m_tiles,
+                taps=phase.taps,
+                chunks=ceil_div(x.channels, tile.k),
+                groups=p.groups,
+                splits=splits,
+                y_elements=p.out_bytes // p.itemsize,
+                **activation_params(p),
+            ),
+            (("x", x.region), ("packed", packed), ("shifts", shifts), ("bias", bias), ("y", target)),
+            grid_1d(m_tiles * p_tiles * p.groups * splits, facts.limits),
+        )
+
+    def cost(self, problem: ConvProblem, config: Config, facts: Facts) -> float:
+        p, tile = problem, tile_of(config)
+        width, splits = int(config["tile_w"]), int(config["splits"])
+        channels = align(p.c_group, VECTOR)
+        chunks = ceil_div(ceil_div(channels, tile.k), splits)
+        phase = max(phases(p), key=lambda phase: phase.taps)
+        steps = chunks * phase.taps
+        halo = 2 * tile.k * _halo_pixels(p, phase, tile, width)
+        seconds = mma_seconds(
+            p,
+            tile,
+            facts,
+            products=tile.p * tile.m * tile.k * steps,
+            blocks=self._blocks(p, tile, width) * splits,
+            step_bytes=2 * tile.m * tile.k + halo // max(phase.taps, 1),
+            steps=steps,
+        )
+        x = source(p, facts.limits, vector=VECTOR)
+        partial = 2 * splits * 4 * p.out_bytes // p.itemsize if splits > 1 else 0
+        traffic = p.input_bytes + p.out_bytes + 3 * p.weight_bytes + 2 * x.nbytes + partial
+        launches = len(phases(p)) * 2 + len(x.passes) + (splits > 1)
+        return max(seconds, traffic / facts.bandwidth) + launches * facts.launch
+
+
+# ---- the geometry of halos ----
+
+
+def _first(axis: Axis) -> int:
+    return min((tap.offset for tap in axis.taps), default=0)
+
+
+def _span(axis: Axis) -> int:
+    """Input pixels from the first tap of a pixel to its last, both included."""
+    return max((tap.offset for tap in axis.taps), default=0) - _first(axis) + 1
+
+
+def _image_rows(phase: Phase) -> int:
+    return (phase.h.count - 1) * phase.h.in_stride + _span(phase.h)
+
+
+def _halo_columns(phase: Phase, width: int) -> int:
+    return ((width or phase.w.count) - 1) * phase.w.in_stride + _span(phase.w)
+
+
+@lru_cache(maxsize=4096)
+def _halo_pixels(p: ConvProblem, phase: Phase, tile: Tile, width: int) -> int:
+    """Of the largest halo of any block."""
+    if width:
+        rows = (tile.p // width - 1) * phase.h.in_stride + _span(phase.h)
+    else:
+        pixels = p.n * phase.pixels
+        first = np.arange(0, pixels, tile.p)
+        last = np.minimum(first + tile.p, pixels) - 1
+        ends = [
+            pixel // phase.pixels * _image_rows(phase)
+            + pixel % phase.pixels // phase.w.count * phase.h.in_stride
+            for pixel in (first, last)
+        ]
+        rows = int((ends[1] - ends[0]).max()) + _span(phase.h)
+    return rows * _halo_columns(phase, width)
+
+
+def _p_tiles(p: ConvProblem, phase: Phase, tile: Tile, width: int) -> tuple[int, int, int]:
+    """Tiles of pixels in all, and down and across one image where they are rectangles."""
+    if not width:
+        return ceil_div(p.n * phase.pixels, tile.p), 1, 1
+    down, across = ceil_div(phase.h.count, tile.p // width), ceil_div(phase.w.count, width)
+    return p.n * down * across, down, across
+
+
+def _stages(tile: Tile, phase: Phase, buffers: int) -> int:
+    """The next halo must have come by the time that its first step begins."""
+    return tile.stages if buffers == 1 else max(min(tile.stages, phase.taps + 1), 2)
+
+
+def _shared_bytes(tile: Tile, p: ConvProblem, width: int) -> int:
+    halo = max(_halo_pixels(p, phase, tile, width) for phase in phases(p))
+    buffers = 2 if align(p.c_group, VECTOR) > tile.k else 1
+    copied = buffers * align(2 * tile.k * halo, 128) + 2 * tile.k * tile.m * tile.stages
+    staged = tile.staged_bytes(channels_last=p.layout == "NHWC")
+    return max(copied, staged) + 4 * tile.p + 4 * halo
+
+
+def _shifts(phase: Phase, columns: int) -> bytes:
+    """Pixels of the halo from the first tap's to each other one's."""
+    h = np.array([tap.offset for tap in phase.h.taps], np.int64) - _first(phase.h)
+    w = np.array([tap.offset for tap in phase.w.taps], np.int64) - _first(phase.w)
+    shifts = (h[:, None] * columns + w[None, :]).ravel()
+    return (shifts if shifts.size else np.zeros(1)).astype("<i4").tobytes()

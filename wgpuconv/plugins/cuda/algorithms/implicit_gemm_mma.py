@@ -1,0 +1,274 @@
+"""Implicit GEMM on tensor cores: the columns matrix is gathered by asynchronous copies.
+
+The pipeline of copies and the permuted shared memory follow CUTLASS's multistage kernels; the
+gather with masks is cuDNN's idea (Chetlur et al. 2014, arXiv:1410.0759).
+"""
+
+from __future__ import annotations
+
+from ....algorithms.base import Strides, activation_params, bias_region, params
+from ....algorithms.phases import (
+    MOST_COLUMNS,
+    MOST_PHASES,
+    MOST_ROWS,
+    Phase,
+    count_phases,
+    phases,
+)
+from ....errors import AlgorithmRefusedError
+from ....facts import Facts
+from ....plan import Config, Pass, Plan, Region, Shader, Tables, align, ceil_div, grid_1d
+from ....problem import ConvProblem
+from .base import CudaAlgorithm
+from .mma import (
+    Source,
+    Tile,
+    mma_seconds,
+    out_vector,
+    pack_pass,
+    packed_bytes,
+    source,
+    tap_copies,
+    tile_config,
+    tile_of,
+    vector_of,
+    weight_offsets,
+)
+
+TILES = (
+    Tile(128, 128, 32, 64, 64, 4),
+    Tile(128, 128, 64, 64, 64, 3),
+    Tile(256, 128, 32, 64, 64, 4),
+    Tile(128, 256, 32, 64, 64, 4),
+    Tile(256, 64, 32, 64, 64, 3),
+    Tile(256, 64, 64, 64, 32, 3),
+    Tile(128, 64, 32, 64, 32, 4),
+    Tile(128, 64, 64, 64, 32, 3),
+    Tile(64, 128, 64, 32, 64, 3),
+    Tile(64, 64, 32, 32, 32, 4),
+    Tile(64, 64, 64, 32, 32, 4),
+    Tile(128, 96, 32, 64, 48, 4),
+    Tile(128, 32, 32, 32, 32, 4),
+    Tile(256, 32, 32, 64, 32, 4),
+    Tile(128, 16, 32, 32, 16, 4),
+    Tile(256, 16, 16, 64, 16, 4),
+)
+FILLS = (1, 2, 3)
+"""Blocks a multiprocessor that a split sum should make."""
+LEAST_STEPS = 4
+"""Steps over k below which another split does not pay."""
+
+
+class ImplicitGemmMma(CudaAlgorithm):
+    name = "implicit_gemm_mma"
+    summary = "tensor-core GEMM that gathers its columns by asynchronous copies; f16"
+    ops = ("conv2d", "conv_transpose2d")
+    shaders = ("implicit_gemm_mma", "pack_filters", "to_channels_last", "reduce_splits")
+
+    def refuse(self, problem: ConvProblem, facts: Facts) -> str | None:
+        if problem.dtype != "f16":
+            return f"multiplies f16 on tensor cores, got {problem.dtype}"
+        count = count_phases(problem)
+        if count > MOST_PHASES:
+            return (
+                f"needs at most {MOST_PHASES} phases of the stride, each of which is a launch, "
+                f"got {count} (stride {problem.stride[0]},{problem.stride[1]})"
+            )
+        rows = max(len(phase.h.taps) for phase in phases(problem))
+        columns = max(len(phase.w.taps) for phase in phases(problem))
+        if rows > MOST_ROWS or columns > MOST_COLUMNS:
+            return (
+                f"needs at most {MOST_ROWS} x {MOST_COLUMNS} taps that meet one output pixel, "
+                f"got {rows} x {columns}"
+            )
+        return None
+
+    def configs(self, problem: ConvProblem, facts: Facts) -> list[Config]:
+        p = problem
+        pixels = p.n * max(phase.pixels for phase in phases(p))
+        fitting = [
+            t for t in TILES if _shared_bytes(t, p) <= facts.limits.max_workgroup_storage
+        ]
+        useful = [t for t in fitting if t.m < 2 * max(p.k_group, 16) and t.p < 2 * max(pixels, 64)]
+        configs: list[Config] = []
+        for tile in useful or fitting[-1:]:
+            steps = _most_steps(p, tile)
+            blocks = self._blocks(p, tile)
+            most = min(steps // LEAST_STEPS, 32)
+            wanted = {min(round(fill * facts.cores / blocks), most) for fill in FILLS}
+            configs += [
+                tile_config(tile) | {"splits": splits}
+                for splits in sorted({splits for splits in wanted if splits > 1} | {1})
+            ]
+        return configs
+
+    @staticmethod
+    def _blocks(p: ConvProblem, tile: Tile) -> int:
+        per_phase = sum(ceil_div(p.n * phase.pixels, tile.p) for phase in phases(p))
+        return per_phase * ceil_div(p.k_group, tile.m) * p.groups
+
+    def lower(
+        self, problem: ConvProblem, config: Config, facts: Facts, workspace_limit: int
+    ) -> Plan:
+        p = problem
+        limits, tile, splits = facts.limits, tile_of(config), int(config["splits"])
+        tables = Tables(limits)
+        bias = bias_region(p, tables)
+        x = source(p, limits, vector=vector_of(p))
+        elements = p.out_bytes // p.itemsize
+        partial = align(x.nbytes, limits.storage_alignment)
+        workspace = partial + 4 * elements * splits if splits > 1 else x.nbytes
+        if workspace > workspace_limit:
+            raise AlgorithmRefusedError(
+                f"needs {workspace} bytes for the input with its channels last and the partial "
+                f"sums of {splits} split(s), may have {workspace_limit}"
+            )
+        target = Region("workspace", partial, 4 * elements * splits) if splits > 1 else Region("out")
+        prepare: list[Pass] = []
+        passes = list(x.passes)
+        prepared = 0
+        for phase in phases(p):
+            steps = ceil_div(phase.taps * x.channels, tile.k)
+            offsets = weight_offsets(p, phase, x.channels).astype("<i4").ravel()
+            table = bytearray(b"\xff" * (4 * steps * tile.k))
+            table[: offsets.nbytes] = offsets.tobytes()
+            size = packed_bytes(p, tile, steps)
+            packed = Region("prepared", prepared, size)
+            prepared = align(prepared + size, limits.storage_alignment)
+            if steps:
+                region = tables.add(bytes(table))
+                prepare.append(pack_pass(p, tile, steps, region, packed, limits))
+            # The kernel reads the taps of one step ahead, so one more step than there is.
+            copies = (steps + 1) * tile.k // x.vector
+            taps = tables.add(tap_copies(phase, x.strides, x.channels, x.vector, copies))
+            passes.append(
+                self._pass(p, config, tile, phase, x, steps, elements, packed, taps, bias, target, facts)
+            )
+        if splits > 1:
+            passes.append(
+                Pass(
+                    Shader.of("reduce_splits", p.dtype, p.activation),
+                    params(
+                        elements=elements,
+                        splits=splits,
+                        k=p.k,
+                        y_k=x.strides.y_k,
+                        **activation_params(p),
+                    ),
+                    (("partial", target), ("bias", bias), ("y", Region("out"))),
+                    grid_1d(ceil_div(elements, 256), limits),
+                )
+            )
+        return Plan(
+            p,
+            self.name,
+            config,
+            tuple(passes),
+            prepare=tuple(prepare),
+            workspace=workspace,
+            prepared=prepared,
+            tables=tables.blob(),
+        )
+
+    def _pass(
+        self,
+        p: ConvProblem,
+        config: Config,
+        tile: Tile,
+        phase: Phase,
+        x: Source,
+        steps: int,
+        elements: int,
+        packed: Region,
+        taps: Region,
+        bias: Region,
+        target: Region,
+        facts: Facts,
+    ) -> Pass:
+        splits, s = int(config["splits"]), x.strides
+        m_tiles = ceil_div(p.k_group, tile.m)
+        p_tiles = ceil_div(p.n * phase.pixels, tile.p)
+        shader = Shader.of(
+            "implicit_gemm_mma",
+            p.dtype,
+            **tile.constants(),
+            VECTOR=x.vector,
+            CHANNELS_LAST=p.layout == "NHWC",
+            OUT_VECTOR=out_vector(p),
+            SPLIT=splits > 1,
+            SHARED_BYTES=_shared_bytes(tile, p),
+            Out="f32" if splits > 1 else "f16",
+        )
+        return Pass(
+            shader if splits > 1 else shader.ending_with(p.activation),
+            params(
+                pixels=p.n * phase.pixels,
+                q_hw=phase.pixels,
+                q_w=phase.w.count,
+                in_h=p.h,
+                in_w=p.w,
+                in_stride_h=phase.h.in_stride,
+                in_stride_w=phase.w.in_stride,
+                tap_rows=len(phase.h.taps),
+                tap_columns=len(phase.w.taps),
+                tap_h=phase.h.first_offset,
+                tap_w=phase.w.first_offset,
+                tap_step_h=phase.h.offset_step,
+                tap_step_w=phase.w.offset_step,
+                x_g=x.x_g,
+                x_n=s.x_n,
+                x_h=s.x_h,
+                x_w=s.x_w,
+                **output_params(p, phase, s),
+                m_tiles=m_tiles,
+                p_tiles=p_tiles,
+                groups=p.groups,
+                k_steps=steps,
+                splits=splits,
+                y_elements=elements,
+                **activation_params(p),
+            ),
+            (("x", x.region), ("packed", packed), ("taps", taps), ("bias", bias), ("y", target)),
+            grid_1d(m_tiles * p_tiles * p.groups * splits, facts.limits),
+        )
+
+    def cost(self, problem: ConvProblem, config: Config, facts: Facts) -> float:
+        p, tile, splits = problem, tile_of(config), int(config["splits"])
+        steps = ceil_div(_most_steps(p, tile), splits)
+        seconds = mma_seconds(
+            p,
+            tile,
+            facts,
+            products=tile.p * tile.m * tile.k * steps,
+            blocks=self._blocks(p, tile) * splits,
+            step_bytes=2 * (tile.p + tile.m) * tile.k,
+            steps=steps,
+        )
+        x = source(p, facts.limits, vector=vector_of(p))
+        partial = 2 * splits * 4 * p.out_bytes // p.itemsize if splits > 1 else 0
+        traffic = p.input_bytes + p.out_bytes + 3 * p.weight_bytes + 2 * x.nbytes + partial
+        launches = len(phases(p)) * 2 + len(x.passes) + (splits > 1)
+        return max(seconds, traffic / facts.bandwidth) + launches * facts.launch
+
+
+def output_params(p: ConvProblem, phase: Phase, s: Strides) -> dict[str, int]:
+    """Where a phase's pixels and filters lie in the output, as the kernels name it."""
+    return {
+        "y_base": phase.h.first * s.y_h + phase.w.first * s.y_w,
+        "y_g": p.k_group * s.y_k,
+        "y_n": s.y_n,
+        "y_m": s.y_k,
+        "y_h": phase.h.step * s.y_h,
+        "y_w": phase.w.step * s.y_w,
+        "m": p.k_group,
+    }
+
+
+def _most_steps(p: ConvProblem, tile: Tile) -> int:
+    channels = align(p.c_group, vector_of(p))
+    return max(ceil_div(phase.taps * channels, tile.k) for phase in phases(p))
+
+
+def _shared_bytes(tile: Tile, p: ConvProblem) -> int:
+    staged = tile.staged_bytes(channels_last=p.layout == "NHWC")
+    return max(tile.stages * 2 * tile.k * (tile.p + tile.m), staged) + 4 * tile.p

@@ -1,0 +1,220 @@
+"""What the tensor-core algorithms share: tiles, the input's order, the packed weight."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from ....algorithms.base import Strides, params, strides
+from ....algorithms.phases import NEVER, Phase
+from ....facts import Facts, Limits
+from ....plan import Config, Pass, Region, Shader, align, ceil_div, grid_1d
+from ....problem import ConvProblem
+
+SHARED_OF_CORE = 1024
+"""Bytes of shared memory that the driver keeps of each block."""
+
+
+class Tile(NamedTuple):
+    """A block computes p pixels by m filters, k products a step; a warp wp by wm."""
+
+    p: int
+    m: int
+    k: int
+    wp: int
+    wm: int
+    stages: int
+
+    @property
+    def threads(self) -> int:
+        return (self.p // self.wp) * (self.m // self.wm) * 32
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of a multiprocessor that leave each thread the registers that it needs."""
+        sums = self.wp * self.wm // 32
+        # Beside its sums, a thread holds the fragments of two products and its addresses.
+        registers = sums + 4 * (self.wp // 16 + self.wm // 16) * 2 + 64
+        return max(65536 // (align(registers, 8) * self.threads), 1)
+
+    def staged_bytes(self, *, channels_last: bool) -> int:
+        """The output's tile on its way out, with rows that begin on different banks."""
+        rows, columns = (self.p, self.m) if channels_last else (self.m, self.p)
+        return 2 * rows * (columns + 8)
+
+    def constants(self) -> dict[str, int]:
+        return {
+            "TILE_P": self.p,
+            "TILE_M": self.m,
+            "TILE_K": self.k,
+            "WARP_P": self.wp,
+            "WARP_M": self.wm,
+            "STAGES": self.stages,
+            "THREADS": self.threads,
+            "BLOCKS": self.blocks,
+        }
+
+
+def tile_of(config: Config) -> Tile:
+    return Tile(*(int(config[f"tile_{name}"]) for name in ("p", "m", "k")),
+                *(int(config[name]) for name in ("warp_p", "warp_m", "stages")))
+
+
+def tile_config(tile: Tile) -> Config:
+    return {
+        "tile_p": tile.p,
+        "tile_m": tile.m,
+        "tile_k": tile.k,
+        "warp_p": tile.wp,
+        "warp_m": tile.wm,
+        "stages": tile.stages,
+    }
+
+
+@dataclass(frozen=True)
+class Source:
+    """The input as the kernels read it: channels last, each copy of ``vector`` of them aligned."""
+
+    passes: tuple[Pass, ...]
+    """What brings it into this order; nothing where it has it."""
+    region: Region
+    channels: int
+    """Of a group, the zeros behind its own included."""
+    vector: int
+    strides: Strides
+    nbytes: int
+    """Of workspace, from its beginning."""
+
+    @property
+    def x_g(self) -> int:
+        return self.channels
+
+
+def vector_of(problem: ConvProblem) -> int:
+    """Channels that one copy of 8 or 16 bytes brings, once zeros have been added."""
+    return 4 if problem.c_group <= 4 else 8
+
+
+def source(problem: ConvProblem, limits: Limits, *, vector: int) -> Source:
+    """The input itself where its order and alignment will do, else a copy in workspace."""
+    p, own = problem, strides(problem)
+    if p.layout == "NHWC" and p.c_group % vector == 0:
+        return Source((), Region("input"), p.c_group, vector, own, 0)
+    channels = align(p.c_group, vector)
+    row = p.groups * channels
+    moved = 2 * vector if channels % (2 * vector) == 0 and vector == 8 else vector
+    nbytes = p.n * p.h * p.w * row * p.itemsize
+    region = Region("workspace", 0, nbytes)
+    chunks = channels // moved
+    step = Pass(
+        Shader.of("to_channels_last", p.dtype, CHANNELS=moved),
+        params(
+            pixels=p.h * p.w,
+            w=p.w,
+            c_group=p.c_group,
+            chunks_group=chunks,
+            groups=p.groups,
+            n=p.n,
+            x_n=own.x_n,
+            x_c=own.x_c,
+            x_h=own.x_h,
+            x_w=own.x_w,
+        ),
+        (("x", Region("input")), ("y", region)),
+        grid_1d(ceil_div(p.n * p.h * p.w * p.groups * chunks, 128), limits),
+    )
+    made = own._replace(x_n=p.h * p.w * row, x_c=1, x_h=p.w * row, x_w=row)
+    return Source((step,), region, channels, vector, made, nbytes)
+
+
+def pack_pass(
+    problem: ConvProblem, tile: Tile, steps: int, offsets: Region, packed: Region, limits: Limits
+) -> Pass:
+    """The pass that brings the weight into the order in which the kernels read it."""
+    p = problem
+    m_tiles = ceil_div(p.k_group, tile.m)
+    return Pass(
+        Shader.of("pack_filters", p.dtype, TILE_M=tile.m, TILE_K=tile.k),
+        params(
+            m=p.k_group,
+            m_tiles=m_tiles,
+            k_steps=steps,
+            w_g=p.weight_bytes // p.itemsize // p.groups,
+            w_m=p.r * p.s if p.transposed else p.reduction,
+        ),
+        (("weight", Region("weight")), ("offsets", offsets), ("packed", packed)),
+        grid_1d(p.groups * m_tiles * tile.m, limits),
+    )
+
+
+def packed_bytes(problem: ConvProblem, tile: Tile, steps: int) -> int:
+    rows = problem.groups * ceil_div(problem.k_group, tile.m) * tile.m
+    return max(rows * steps * tile.k, 8) * problem.itemsize
+
+
+def weight_offsets(problem: ConvProblem, phase: Phase, channels: int) -> np.ndarray:
+    """(rows of taps, columns of taps, channels): an element's place in a filter, -1 for none."""
+    p = problem
+    w_c = (p.k_group if p.transposed else 1) * p.r * p.s
+    rows = np.array([tap.place for tap in phase.h.taps], np.int64).reshape(-1, 1, 1)
+    columns = np.array([tap.place for tap in phase.w.taps], np.int64).reshape(1, -1, 1)
+    c = np.arange(channels)
+    return np.where(c < p.c_group, c * w_c + rows * p.s + columns, -1)
+
+
+def tap_copies(phase: Phase, x: Strides, channels: int, vector: int, padded: int) -> bytes:
+    """``int2(input offset, mask)`` of each copy, in the order (row, column, channel).
+
+    The mask has the bit of the tap's row and, from bit 16 on, that of its column.
+    """
+    h = np.array([tap.offset for tap in phase.h.taps], np.int64).reshape(-1, 1, 1)
+    w = np.array([tap.offset for tap in phase.w.taps], np.int64).reshape(1, -1, 1)
+    c = np.arange(0, channels, vector).reshape(1, 1, -1)
+    offset = h * x.x_h + w * x.x_w + c
+    mask = (1 << np.arange(h.size)).reshape(h.shape) | (1 << np.arange(16, 16 + w.size)).reshape(
+        w.shape
+    )
+    table = np.empty((padded, 2), "<i4")
+    table[:] = (0, NEVER)
+    table[: offset.size, 0] = offset.ravel()
+    table[: offset.size, 1] = np.broadcast_to(mask, offset.shape).ravel()
+    return table.tobytes()
+
+
+def out_vector(problem: ConvProblem) -> int:
+    """Elements that one store may take: side by side in the output, and aligned."""
+    p = problem
+    if p.layout == "NHWC":
+        run = p.k_group
+    else:
+        run = 1 if p.transposed else p.out_h * p.out_w
+    return next(v for v in (8, 4, 2, 1) if run % v == 0)
+
+
+def mma_seconds(
+    problem: ConvProblem,
+    tile: Tile,
+    facts: Facts,
+    *,
+    products: int,
+    blocks: int,
+    step_bytes: int,
+    steps: int,
+) -> float:
+    """Seconds of the tensor cores, or of the loads that feed them, whichever takes longer.
+
+    ``products`` are multiply-adds of one block, ``step_bytes`` what it loads a step.
+    """
+    resident = min(tile.blocks, 8)
+    waves = ceil_div(blocks, facts.cores * resident)
+    in_flight = min(blocks, facts.cores * resident) / facts.cores  # blocks of a core
+    # Few warps leave the tensor cores waiting for each other's fragments.
+    warps = tile.threads // 32 * min(in_flight, resident)
+    efficiency = 0.9 * warps / (warps + 2) * tile.wp * tile.wm / (tile.wp * tile.wm + 1024)
+    core_rate = facts.matrix_flops / 2 / facts.cores * efficiency
+    compute = products * max(in_flight, 1.0) / core_rate
+    # The second-level cache feeds a core with about 32 bytes a nanosecond.
+    loads = steps * step_bytes * max(in_flight, 1.0) / 32e9
+    return waves * (max(compute, loads) + 2 * facts.latency + tile.stages * facts.latency)

@@ -1,0 +1,508 @@
+"""The CUDA backend: runs plans through cupy, on the stream that is current for the caller.
+
+Kernels are compiled by NVRTC for the device's own architecture and kept on disk by cupy. Memory
+comes from cupy's pool, which hands a freed block only to work that is queued behind it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...algorithms import Algorithm
+from ...backends.base import Buffers, Identity
+from ...errors import (
+    DeviceError,
+    DeviceLostError,
+    DtypeError,
+    ForkedProcessError,
+    OutOfDeviceMemoryError,
+    ProblemError,
+    ShaderError,
+    UnsupportedFeatureError,
+    WgpuConvError,
+)
+from ...facts import Facts, Limits
+from ...plan import Pass, Plan, Region, Role, Shader, align
+from . import entry
+from .algorithms import ALGORITHMS
+from .source import Interface, interface, pack_params, specialise
+
+OPTIONS = ("--std=c++17",)
+LAUNCHES = 1024
+"""Sets of launch arguments that a device keeps, one for a plan and a set of buffers."""
+GRAPH_RUNS = 20
+"""Runs that a timed graph holds: launching from Python takes longer than a small kernel."""
+
+
+class CudaBuffer:
+    """Memory on one CUDA device."""
+
+    def __init__(self, memory: Any, pointer: int, size: int) -> None:
+        self.memory = memory
+        """What keeps the memory alive."""
+        self.pointer = pointer
+        self.size = size
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {
+            "shape": (self.size,),
+            "typestr": "|u1",
+            "data": (self.pointer, False),
+            "version": 3,
+        }
+
+
+@dataclass(frozen=True)
+class Kernel:
+    interface: Interface
+    function: Any
+    """cupy's RawKernel, which keeps the module loaded."""
+    handle: int
+
+
+@dataclass(frozen=True)
+class Step:
+    kernel: Kernel
+    params: bytes
+    regions: tuple[Region, ...]
+    """In the order of the kernel's pointers."""
+    grid: tuple[int, int, int]
+
+
+class CompiledPlan:
+    """Kernels, parameters and tables of one plan."""
+
+    def __init__(self, plan: Plan, prepare: list[Step], steps: list[Step], tables: Any) -> None:
+        self.plan = plan
+        self.prepare = prepare
+        self.steps = steps
+        self.everything = [*prepare, *steps]
+        self.tables = tables
+
+
+class Launch:
+    """One kernel with all of its arguments: launching it again costs one call of the driver."""
+
+    def __init__(self, step: Step, pointers: Sequence[int]) -> None:
+        kernel = step.kernel
+        self._params = ctypes.create_string_buffer(step.params, max(len(step.params), 1))
+        self._pointers = (ctypes.c_uint64 * len(pointers))(*pointers)
+        first = ctypes.addressof(self._pointers)
+        values = [ctypes.addressof(self._params), *(first + 8 * i for i in range(len(pointers)))]
+        self._values = (ctypes.c_void_p * len(values))(*values)
+        self._kernel = kernel  # its module stays loaded
+        self.arguments = (
+            kernel.handle,
+            *step.grid,
+            kernel.interface.threads,
+            1,
+            1,
+            kernel.interface.shared_bytes,
+        )
+        self.values = ctypes.addressof(self._values)
+
+
+class CudaBackend:
+    """One CUDA device."""
+
+    def __init__(
+        self, api: Any, ordinal: int, *, algorithms: tuple[Algorithm, ...] = ALGORITHMS
+    ) -> None:
+        self.api = api
+        self.ordinal = ordinal
+        self.algorithms = algorithms
+        self.capability = entry.capability(api, ordinal)
+        self.facts = _facts(api, ordinal, self.capability)
+        runtime = api.cuda.runtime
+        major, minor = self.capability
+        self.identity = Identity(
+            backend="cuda",
+            adapter=entry.name(api, ordinal),
+            driver=f"CUDA {entry.version(runtime.driverGetVersion())}",
+            versions=(
+                f"cupy {api.__version__}, runtime {entry.version(runtime.runtimeGetVersion())}, "
+                f"sm_{major}{minor}"
+            ),
+        )
+        self._device = api.cuda.Device(ordinal)
+        self._launch = _driver().launchKernel
+        self._lock = threading.RLock()
+        self._pid = os.getpid()
+        self._kernels: dict[Shader, Kernel] = {}
+        # By the addresses of the buffers, so that an entry keeps nobody's memory alive; of the
+        # plan it has the id, and keeps the plan so that no other one takes it.
+        self._launches: OrderedDict[
+            tuple[Any, ...], tuple[CompiledPlan, list[Launch]]
+        ] = OrderedDict()
+        self._scratch: dict[tuple[Role, int], CudaBuffer] = {}
+        self._timing_stream: Any = None
+        self.lost = False
+
+    @property
+    def usable(self) -> bool:
+        """Whether calls can still succeed: no kernel has failed, and no fork lies between."""
+        return not self.lost and self._pid == os.getpid()
+
+    # ---- buffers ----
+
+    def allocate(self, nbytes: int) -> CudaBuffer:
+        with self._guard():
+            most = self.facts.limits.max_buffer
+            if nbytes > most:
+                raise UnsupportedFeatureError(
+                    f"a tensor of {nbytes} bytes is larger than the memory of "
+                    f"{self.identity.adapter} ({most} bytes); process the batch in parts"
+                )
+            size = align(max(nbytes, 16), 16)
+            memory = self.api.cuda.alloc(size)
+            return CudaBuffer(memory, int(memory.ptr), size)
+
+    def free(self, buffer: CudaBuffer) -> None:
+        """Nothing to do: cupy's pool takes the memory back when nobody holds the buffer."""
+
+    def write(self, buffer: CudaBuffer, array: np.ndarray) -> None:
+        if not array.nbytes:
+            return
+        with self._guard():
+            self._move(buffer, array, self.api.cuda.runtime.memcpyHostToDevice)
+
+    def read(self, buffer: CudaBuffer, array: np.ndarray) -> None:
+        if not array.nbytes:
+            return
+        with self._guard():
+            self._move(buffer, array, self.api.cuda.runtime.memcpyDeviceToHost)
+
+    def _move(self, buffer: CudaBuffer, array: np.ndarray, direction: int) -> None:
+        self._check_size(buffer, array.nbytes, "array")
+        runtime, stream = self.api.cuda.runtime, self._stream
+        ends = (buffer.pointer, array.ctypes.data)
+        to, from_ = ends if direction == runtime.memcpyHostToDevice else ends[::-1]
+        runtime.memcpyAsync(to, from_, array.nbytes, direction, stream)
+        runtime.streamSynchronize(stream)  # else pinned memory of the caller's is still in use
+
+    def copy(self, source: CudaBuffer, target: CudaBuffer, nbytes: int) -> None:
+        with self._guard():
+            self._check_size(source, nbytes, "source")
+            self._check_size(target, nbytes, "target")
+            runtime = self.api.cuda.runtime
+            runtime.memcpyAsync(
+                target.pointer,
+                source.pointer,
+                nbytes,
+                runtime.memcpyDeviceToDevice,
+                self._stream,
+            )
+
+    def check_usable(self, buffer: Any) -> None:
+        if not isinstance(buffer, CudaBuffer):
+            raise DtypeError(
+                f"on a CUDA device a tensor's buffer is a CudaBuffer, got "
+                f"{type(buffer).__module__}.{type(buffer).__qualname__}"
+            )
+
+    @staticmethod
+    def _check_size(buffer: CudaBuffer, nbytes: int, what: str) -> None:
+        if buffer.size < nbytes:
+            raise ProblemError(f"the {what} needs {nbytes} bytes, the buffer has {buffer.size}")
+
+    @property
+    def _stream(self) -> int:
+        """The stream that is current for the calling thread."""
+        return int(self.api.cuda.get_current_stream(self.ordinal).ptr)
+
+    # ---- compiling ----
+
+    def compile(self, plan: Plan) -> CompiledPlan:
+        with self._guard():
+            prepare = [self._step(p) for p in plan.prepare]
+            steps = [self._step(p) for p in plan.passes]
+            tables = self.allocate(len(plan.tables))
+            self.write(tables, np.frombuffer(plan.tables, np.uint8))
+            return CompiledPlan(plan, prepare, steps, tables)
+
+    def warm(self, plans: Sequence[Plan]) -> None:
+        """Compiles what several plans need side by side: NVRTC takes up to seconds a kernel."""
+        passes = [p for plan in plans for p in (*plan.prepare, *plan.passes)]
+        missing = list({p.shader for p in passes} - self._kernels.keys())
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            built = [pool.submit(self._build, shader) for shader in missing]
+        for shader, future in zip(missing, built, strict=True):
+            if future.exception() is None:  # else it says so when its plan is compiled
+                self._kernels.setdefault(shader, future.result())
+
+    def _step(self, step: Pass) -> Step:
+        kernel = self._kernel_of(step.shader)
+        face, regions = kernel.interface, dict(step.bindings)
+        if set(face.bindings) != set(regions):
+            raise KeyError(
+                f"{step.shader.file}.cu and the plan disagree on bindings: "
+                f"{sorted(set(face.bindings) ^ set(regions))}"
+            )
+        return Step(
+            kernel,
+            pack_params(step, face.params),
+            tuple(regions[name] for name in face.bindings),
+            step.grid,
+        )
+
+    def _kernel_of(self, shader: Shader) -> Kernel:
+        found = self._kernels.get(shader)
+        if found is None:
+            found = self._kernels[shader] = self._build(shader)
+        return found
+
+    def _build(self, shader: Shader) -> Kernel:
+        text = specialise(shader)
+        face = interface(text)
+        limits = self.facts.limits
+        if face.shared_bytes > limits.max_workgroup_storage:
+            raise ShaderError(
+                f"a kernel wants {face.shared_bytes} bytes of shared memory, this device has "
+                f"{limits.max_workgroup_storage}"
+            )
+        with self._device:  # a thread of its own has its own current device
+            try:
+                module = self.api.RawModule(code=text, options=OPTIONS, backend="nvrtc")
+                function = module.get_function(face.name)
+                if face.shared_bytes > 48 << 10:
+                    function.max_dynamic_shared_size_bytes = face.shared_bytes
+                handle = int(function.kernel.ptr)
+            except self.api.cuda.compiler.CompileException as error:
+                raise ShaderError(f"{shader.file}.cu did not compile: {error}") from error
+            except (ImportError, OSError, RuntimeError) as error:
+                raise self._compiler_failed(shader, error) from error
+        return Kernel(face, function, handle)
+
+    def _compiler_failed(self, shader: Shader, error: Exception) -> WgpuConvError:
+        text = str(error)
+        if "nvrtc" in text.lower() and "nvrtc_error" not in text.lower():  # it cannot be loaded
+            return DeviceError(
+                f"kernels are compiled by NVRTC, which cannot be loaded ({text}); install it "
+                "with: pip install 'cupy-cuda13x[ctk]'"
+            )
+        return ShaderError(f"{shader.file}.cu cannot be loaded on this device: {text}")
+
+    # ---- running ----
+
+    def run(self, compiled: CompiledPlan, buffers: Buffers, into: np.ndarray | None = None) -> None:
+        with self._guard():
+            self._submit(compiled, _steps(compiled, buffers), buffers, self._stream)
+            if into is not None:
+                self.read(buffers["out"], into)
+
+    def prepare(self, compiled: CompiledPlan, buffers: Buffers) -> None:
+        with self._guard():
+            self._submit(compiled, compiled.prepare, buffers, self._stream)
+
+    def record(self, compiled: CompiledPlan, buffers: Buffers, compute: Any) -> None:
+        """Queues the plan's launches on a stream (of cupy's), which may be capturing a graph."""
+        with self._guard():
+            self._submit(compiled, _steps(compiled, buffers), buffers, int(compute.ptr))
+
+    def _submit(
+        self, compiled: CompiledPlan, steps: list[Step], buffers: Buffers, stream: int
+    ) -> None:
+        launch = self._launch
+        for each in self._bind(compiled, steps, buffers, stream):
+            launch(*each.arguments, stream, each.values, 0)
+
+    def _bind(
+        self, compiled: CompiledPlan, steps: list[Step], buffers: Buffers, stream: int
+    ) -> list[Launch]:
+        """The arguments of each launch, kept from an earlier call where they were the same."""
+        places = tuple((role, b.pointer, b.size) for role, b in buffers.items())
+        key = (id(compiled), steps is compiled.prepare, stream, places)
+        found = self._launches.get(key)
+        if found is not None:
+            self._launches.move_to_end(key)
+            return found[1]
+        plan = compiled.plan
+        whole: dict[str, CudaBuffer | None] = {
+            "tables": compiled.tables,
+            "workspace": self._scratch_of("workspace", plan.workspace, stream),
+            **{role: self._scratch_of(role, size, stream) for role, size in plan.staged},
+            **buffers,
+        }
+        if "prepared" not in whole:
+            whole["prepared"] = self._scratch_of("prepared", plan.prepared, stream)
+        launches = [
+            Launch(step, [self._address(plan, region, whole[region.role]) for region in step.regions])
+            for step in steps
+        ]
+        self._launches[key] = (compiled, launches)
+        if len(self._launches) > LAUNCHES:
+            self._launches.popitem(last=False)
+        return launches
+
+    @staticmethod
+    def _address(plan: Plan, region: Region, buffer: CudaBuffer | None) -> int:
+        assert buffer is not None, f"a plan that uses {region.role!r} says how large it is"
+        problem = plan.problem
+        if region.size is None:
+            tensors = {
+                "input": problem.input_bytes,
+                "weight": problem.weight_bytes,
+                "bias": problem.k * problem.itemsize,
+                "out": problem.out_bytes,
+            }
+            end = tensors[region.role]
+        else:
+            end = region.offset + region.size
+        if end > buffer.size:
+            raise ProblemError(
+                f"the buffer for {region.role!r} has {buffer.size} bytes, the plan needs {end}"
+            )
+        return buffer.pointer + region.offset
+
+    def _scratch_of(self, role: Role, nbytes: int, stream: int) -> CudaBuffer | None:
+        """Scratch memory, shared by all plans of a stream: they run one after the other."""
+        held = self._scratch.get((role, stream))
+        if nbytes and (held is None or held.size < nbytes):
+            self._launches.clear()  # they hold the smaller one
+            self._scratch.pop((role, stream), None)
+            held = self._scratch[role, stream] = self.allocate(nbytes)
+        return held
+
+    def trim(self) -> None:
+        """Gives pooled and scratch memory back to the driver."""
+        with self._guard():
+            self._launches.clear()
+            self._scratch.clear()
+            self.api.get_default_memory_pool().free_all_blocks()
+
+    # ---- timing ----
+
+    def time(
+        self, trials: Sequence[tuple[CompiledPlan, Buffers]], *, repeats: Sequence[int]
+    ) -> list[float]:
+        with self._guard():
+            self.api.cuda.get_current_stream(self.ordinal).synchronize()  # what fills the buffers
+            if self._timing_stream is None:
+                self._timing_stream = self.api.cuda.Stream(non_blocking=True)
+            return [
+                self._time(compiled, buffers, count)
+                for (compiled, buffers), count in zip(trials, repeats, strict=True)
+            ]
+
+    def _time(self, compiled: CompiledPlan, buffers: Buffers, repeats: int) -> float:
+        cuda, stream = self.api.cuda, self._timing_stream
+        steps, runs = _steps(compiled, buffers), min(repeats, GRAPH_RUNS)
+        launches = -(-repeats // runs)
+        self._bind(compiled, steps, buffers, stream.ptr)  # nothing may be allocated in a capture
+        with stream:
+            stream.begin_capture()
+            try:
+                for _ in range(runs):
+                    self._submit(compiled, steps, buffers, stream.ptr)
+            finally:
+                graph = stream.end_capture()
+            begin, end = cuda.Event(), cuda.Event()
+            graph.upload()
+            begin.record(stream)
+            for _ in range(launches):
+                graph.launch()
+            end.record(stream)
+            end.synchronize()
+        return float(cuda.get_elapsed_time(begin, end)) * 1e-3 / (runs * launches)
+
+    # ---- errors ----
+
+    @contextmanager
+    def _guard(self) -> Iterator[None]:
+        """Holds the device for one thread, and says in our own words what went wrong there."""
+        if os.getpid() != self._pid:
+            raise ForkedProcessError(
+                f"{self.identity.adapter} was opened before this process was forked, and CUDA does "
+                "not survive a fork; open the device in the child, or start it with 'spawn'"
+            )
+        with self._lock, self._device:
+            try:
+                yield
+            except WgpuConvError:
+                raise
+            except self.api.cuda.memory.OutOfMemoryError as error:
+                raise OutOfDeviceMemoryError(
+                    f"{self.identity.adapter} has no memory left for this call ({error}); use a "
+                    "smaller batch or workspace_limit"
+                ) from error
+            except (self.api.cuda.runtime.CUDARuntimeError, _driver().CUDADriverError) as error:
+                raise self._translated(error) from error
+
+    def _translated(self, error: Exception) -> WgpuConvError:
+        text, adapter = str(error), self.identity.adapter
+        if "MemoryAllocation" in text or "OUT_OF_MEMORY" in text:
+            return OutOfDeviceMemoryError(
+                f"{adapter} has no memory left for this call ({text}); use a smaller batch or "
+                "workspace_limit"
+            )
+        try:
+            self.api.cuda.runtime.deviceSynchronize()
+        except self.api.cuda.runtime.CUDARuntimeError:
+            # What a failed kernel leaves behind: every later call of this process fails too.
+            self.lost = True
+            return DeviceLostError(
+                f"a kernel failed on {adapter} ({text}); CUDA cannot go on in this process, "
+                "start a new one"
+            )
+        return DeviceError(f"{adapter} refused the call: {text}")
+
+
+def _steps(compiled: CompiledPlan, buffers: Buffers) -> list[Step]:
+    return compiled.steps if "prepared" in buffers else compiled.everything
+
+
+def _driver() -> Any:
+    from cupy_backends.cuda.api import driver
+
+    return driver
+
+
+_LANES = {(7, 5): 64, (8, 0): 64}
+"""f32 lanes of a multiprocessor, by compute capability; 128 elsewhere."""
+_MATRIX = {(7, 5): 512, (8, 0): 1024, (8, 6): 512, (8, 7): 1024, (8, 9): 512, (9, 0): 1280}
+"""f16 multiply-adds that mma.sync does in a cycle of a multiprocessor (guesses for planning)."""
+
+
+def _facts(api: Any, ordinal: int, capability: tuple[int, int]) -> Facts:
+    runtime = api.cuda.runtime
+
+    def attribute(name: str) -> int:
+        return int(runtime.deviceGetAttribute(getattr(runtime, f"cudaDevAttr{name}"), ordinal))
+
+    cores, clock = attribute("MultiProcessorCount"), 1e3 * attribute("ClockRate")
+    memory_clock, bus = 1e3 * attribute("MemoryClockRate"), attribute("GlobalMemoryBusWidth")
+    with api.cuda.Device(ordinal):
+        total = int(runtime.memGetInfo()[1])
+    limits = Limits(
+        max_binding=min(total, 2**32 - 16),  # kernels count elements in 31 bits: f16 fits
+        max_buffer=total,
+        max_invocations=1024,
+        max_workgroup_size=1024,
+        max_workgroup_storage=attribute("MaxSharedMemoryPerBlockOptin"),
+        max_workgroups=2**31 - 1,
+        max_storage_buffers=64,
+        storage_alignment=256,
+        uniform_alignment=256,
+    )
+    return Facts(
+        limits=limits,
+        f16=True,
+        bandwidth=0.9 * 2 * memory_clock * bus / 8,
+        flops=2.0 * _LANES.get(capability, 128) * cores * clock,
+        matrix_flops=2.0 * _MATRIX.get(capability, 1024) * cores * clock,
+        launch=1.5e-6,
+        cores=cores,
+        latency=400e-9,
+        workspace_limit=max(min(total // 8, 4 << 30), 64 << 20),
+    )

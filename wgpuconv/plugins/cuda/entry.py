@@ -1,0 +1,113 @@
+"""What device.py asks of a plugin: the devices that it finds, and one of them opened."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from ...device import DeviceInfo
+from ...errors import MissingExtraError, NoAdapterError
+
+if TYPE_CHECKING:
+    from .backend import CudaBackend
+
+LEAST_CAPABILITY = (7, 5)
+
+
+def cupy() -> Any:
+    """The module cupy. Raises MissingExtraError with the pip command where it is absent."""
+    try:
+        return importlib.import_module("cupy")
+    except ImportError as error:
+        missing = isinstance(error, ModuleNotFoundError) and error.name == "cupy"
+        why = "cupy is not installed" if missing else f"cupy cannot be imported ({error})"
+        raise MissingExtraError(
+            f"the device 'cuda' needs cupy, but {why}; for a CUDA 13 driver (580 and newer) "
+            "install it with: pip install 'wgpuconv[cuda]', for a CUDA 12 driver with: "
+            "pip install cupy-cuda12x"
+        ) from error
+
+
+def count(api: Any) -> int:
+    """How many CUDA devices there are. Raises NoAdapterError where there is none."""
+    runtime = api.cuda.runtime
+    try:
+        found = int(runtime.getDeviceCount())
+    except runtime.CUDARuntimeError as error:
+        driver, wanted = runtime.driverGetVersion(), runtime.runtimeGetVersion()
+        if not driver:
+            reason = "there is no NVIDIA driver; install the one for your GPU"
+        elif driver < wanted // 1000 * 1000:
+            reason = (
+                f"the driver supports CUDA {version(driver)}, but the installed cupy was built for "
+                f"CUDA {version(wanted)}; update the driver, or install cupy-cuda12x instead"
+            )
+        else:
+            reason = str(error)
+        raise NoAdapterError(f"no CUDA device can be used: {reason}") from error
+    if not found:
+        raise NoAdapterError("the CUDA driver finds no device (is CUDA_VISIBLE_DEVICES set?)")
+    return found
+
+
+def version(number: int) -> str:
+    """``13.2`` for 13020."""
+    return f"{number // 1000}.{number % 1000 // 10}"
+
+
+def capability(api: Any, ordinal: int) -> tuple[int, int]:
+    text = str(api.cuda.Device(ordinal).compute_capability)
+    return int(text[:-1]), int(text[-1])
+
+
+def name(api: Any, ordinal: int) -> str:
+    found = api.cuda.runtime.getDeviceProperties(ordinal)["name"]
+    return str(found.decode() if isinstance(found, bytes) else found)
+
+
+def unusable(api: Any, ordinal: int) -> str | None:
+    """Why that device cannot be used; None where it can."""
+    found = capability(api, ordinal)
+    if found < LEAST_CAPABILITY:
+        return (
+            f"needs compute capability {LEAST_CAPABILITY[0]}.{LEAST_CAPABILITY[1]} or more, "
+            f"got {found[0]}.{found[1]}"
+        )
+    return None
+
+
+def devices() -> list[DeviceInfo]:
+    """All CUDA devices. Raises where there can be none."""
+    api = cupy()
+    driver = f"CUDA {version(api.cuda.runtime.driverGetVersion())}"
+    return [
+        DeviceInfo(
+            spec=f"cuda:{i}" if unusable(api, i) is None else "",
+            name=name(api, i),
+            backend="cuda",
+            kind="DiscreteGPU",
+            driver=driver,
+            features=("shader-f16", "timestamp-query", "subgroup"),
+            problem=unusable(api, i),
+        )
+        for i in range(count(api))
+    ]
+
+
+def open(spec: str) -> CudaBackend:  # noqa: A001 - the name that device.py calls
+    """The backend of ``cuda`` (the first device) or ``cuda:N``."""
+    from .backend import CudaBackend
+
+    api = cupy()
+    found = count(api)
+    _, colon, number = spec.partition(":")
+    if colon and (not number.isdigit() or int(number) >= found):
+        raise NoAdapterError(
+            f"no device {spec!r}: cuda has {found} device(s), numbered from 0; "
+            "see wgpuconv.devices()"
+        )
+    ordinal = int(number) if colon else 0
+    problem = unusable(api, ordinal)
+    if problem is not None:
+        raise NoAdapterError(f"{name(api, ordinal)} {problem}")
+    return CudaBackend(api, ordinal)

@@ -1,0 +1,170 @@
+// What the tensor-core kernels share: the order of tiles in shared memory, the product of two
+// staged tiles, and the way of the sums to the output.
+//
+// A tile is staged as rows of TILE_K halves: a row is a pixel (matrix A) or a filter (matrix B).
+// ldmatrix reads the same 16 bytes of eight rows at once. So that these fall on different banks,
+// the 16-byte chunks of a row are permuted by the row's number.
+#pragma once
+
+#include "ptx.cuh"
+#include "activations.cuh"
+
+// Where a chunk of a row lies, in bytes from the tile's beginning, which is aligned to 128.
+template <int ROW_CHUNKS>
+__device__ inline int swizzled(int row, int chunk) {
+  static_assert(ROW_CHUNKS == 2 || ROW_CHUNKS == 4 || ROW_CHUNKS == 8);
+  constexpr int ROWS = 8 / ROW_CHUNKS;  // that share 128 bytes, a word of each bank
+  return (row * ROW_CHUNKS + (chunk ^ (row / ROWS & (ROW_CHUNKS - 1)))) * 16;
+}
+
+// The place, among eight rows of two neighbouring chunks, of the row whose address a lane gives
+// to load_matrices; chunk k of the row then lies at (place of chunk 0) ^ 32 k.
+struct LaneRow {
+  int row;    // of 16
+  int chunk;  // of 2
+};
+
+// Matrix A: 16 rows. The four matrices come in the order that multiply_add wants.
+__device__ inline LaneRow lane_row_a(int lane) { return {lane % 16, lane / 16}; }
+
+// Matrix B: 16 filters, of which the first eight come in registers 0 and 1.
+__device__ inline LaneRow lane_row_b(int lane) {
+  return {lane % 8 + lane / 16 * 8, lane / 8 % 2};
+}
+
+// The sums of one warp: WARP_P pixels by WARP_M filters. acc[i][j] holds pixels 16 i + lane / 4
+// (elements 0 and 1) and 8 more (2 and 3), of the filters 8 j + lane % 4 * 2 and one more.
+template <int WARP_P, int WARP_M>
+struct Sums {
+  static_assert(WARP_P % 16 == 0 && WARP_M % 16 == 0);
+  static constexpr int ROWS = WARP_P / 16;
+  static constexpr int COLUMNS = WARP_M / 8;
+  float acc[ROWS][COLUMNS][4] = {};
+
+  // Adds the product of one step. `a` has, for each 16 pixels, the lane's address for chunk 0;
+  // `b` is the same for the first 16 filters.
+  template <typename T, int TILE_K>
+  __device__ void add(const unsigned (&a)[ROWS], unsigned b) {
+    constexpr int ROW_BYTES = TILE_K * 2;
+#pragma unroll
+    for (int k = 0; k < TILE_K / 16; k++) {
+      unsigned fragment_a[ROWS][4];
+      unsigned fragment_b[COLUMNS / 2][4];
+#pragma unroll
+      for (int i = 0; i < ROWS; i++) {
+        load_matrices(fragment_a[i], a[i] ^ (32 * k));
+      }
+#pragma unroll
+      for (int j = 0; j < COLUMNS / 2; j++) {
+        load_matrices(fragment_b[j], (b ^ (32 * k)) + j * 16 * ROW_BYTES);
+      }
+#pragma unroll
+      for (int i = 0; i < ROWS; i++) {
+#pragma unroll
+        for (int j = 0; j < COLUMNS; j++) {
+          multiply_add<T>(acc[i][j], fragment_a[i], fragment_b[j / 2][j % 2 * 2],
+                       fragment_b[j / 2][j % 2 * 2 + 1]);
+        }
+      }
+    }
+  }
+};
+
+// Where the sums go. Filter m (within the group) of the tile's pixel p is element
+// y_of_pixel[p] + m * y_m; pixels with a negative place do not exist.
+template <typename T>
+struct Target {
+  const int* y_of_pixel;
+  const T* bias;  // of the group
+  int m0;            // the tile's first filter
+  int m;             // filters of the group
+  int y_m;
+  float act_a;
+  float act_b;
+};
+
+// Bias and activation, rounding, and the way out: through shared memory, so that neighbouring
+// threads store VECTOR elements each of one contiguous run. The caller has made sure that nobody
+// reads `staged` any more. All threads call it.
+//
+// VECTOR filters of a pixel (CHANNELS_LAST) or VECTOR pixels of a filter lie side by side in y
+// and are aligned.
+template <int TILE_P, int TILE_M, int THREADS, bool CHANNELS_LAST, int VECTOR,
+          Activation ACTIVATION, int WARP_P, int WARP_M, typename T>
+__device__ void store(const Sums<WARP_P, WARP_M>& sums, int warp_p, int warp_m, int lane,
+                      const Target<T>& target, unsigned char* staged, T* y) {
+  constexpr int PITCH = (CHANNELS_LAST ? TILE_M : TILE_P) + 8;  // rows begin on other banks
+  T* tile = reinterpret_cast<T*>(staged);
+#pragma unroll
+  for (int j = 0; j < WARP_M / 8; j++) {
+    const int m = warp_m * WARP_M + j * 8 + lane % 4 * 2;  // within the tile
+    const int last = target.m - 1;
+    const float bias0 = to_float(target.bias[min(target.m0 + m, last)]);
+    const float bias1 = to_float(target.bias[min(target.m0 + m + 1, last)]);
+#pragma unroll
+    for (int i = 0; i < WARP_P / 16; i++) {
+#pragma unroll
+      for (int half = 0; half < 2; half++) {
+        const int p = warp_p * WARP_P + i * 16 + half * 8 + lane / 4;
+        const float v0 = activate<ACTIVATION>(sums.acc[i][j][2 * half] + bias0, target.act_a,
+                                              target.act_b);
+        const float v1 = activate<ACTIVATION>(sums.acc[i][j][2 * half + 1] + bias1, target.act_a,
+                                              target.act_b);
+        if constexpr (CHANNELS_LAST) {
+          *reinterpret_cast<unsigned*>(tile + p * PITCH + m) = pack_pair<T>(v0, v1);
+        } else {
+          tile[m * PITCH + p] = from_float<T>(v0);
+          tile[(m + 1) * PITCH + p] = from_float<T>(v1);
+        }
+      }
+    }
+  }
+  __syncthreads();  // the tile is complete
+  constexpr int ROWS = CHANNELS_LAST ? TILE_P : TILE_M;
+  constexpr int RUNS = (CHANNELS_LAST ? TILE_M : TILE_P) / VECTOR;
+  for (int run = threadIdx.x; run < ROWS * RUNS; run += THREADS) {
+    const int row = run / RUNS;
+    const int column = run % RUNS * VECTOR;
+    const int p = CHANNELS_LAST ? row : column;
+    const int m = target.m0 + (CHANNELS_LAST ? column : row);
+    const int place = target.y_of_pixel[p];
+    if (place < 0 || m >= target.m) {
+      continue;
+    }
+    const T* from = tile + row * PITCH + column;
+    T* to = y + place + m * target.y_m;
+    if constexpr (VECTOR == 8) {
+      *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from);
+    } else if constexpr (VECTOR == 4) {
+      *reinterpret_cast<uint2*>(to) = *reinterpret_cast<const uint2*>(from);
+    } else if constexpr (VECTOR == 2) {
+      *reinterpret_cast<unsigned*>(to) = *reinterpret_cast<const unsigned*>(from);
+    } else {
+      static_assert(VECTOR == 1);
+      *to = *from;
+    }
+  }
+}
+
+// The partial sums of a split product, as they are: reduce_splits finishes.
+template <int WARP_P, int WARP_M, typename T>
+__device__ void store_partial(const Sums<WARP_P, WARP_M>& sums, int warp_p, int warp_m, int lane,
+                              const Target<T>& target, float* y) {
+#pragma unroll
+  for (int i = 0; i < WARP_P / 16; i++) {
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      const int place = target.y_of_pixel[warp_p * WARP_P + i * 16 + half * 8 + lane / 4];
+#pragma unroll
+      for (int j = 0; j < WARP_M / 8; j++) {
+        const int m = target.m0 + warp_m * WARP_M + j * 8 + lane % 4 * 2;
+#pragma unroll
+        for (int one = 0; one < 2; one++) {
+          if (place >= 0 && m + one < target.m) {
+            y[place + (m + one) * target.y_m] = sums.acc[i][j][2 * half + one];
+          }
+        }
+      }
+    }
+  }
+}

@@ -1,0 +1,133 @@
+// The instructions that C++ has no words for, each as one function. Nothing else holds assembly.
+//
+// cuda_fp16.h is not needed: NVRTC finds it on some machines only.
+#pragma once
+
+struct Half {
+  unsigned short bits;
+};
+
+__device__ inline float to_float(float v) { return v; }
+
+__device__ inline float to_float(Half v) {
+  float f;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(v.bits));
+  return f;
+}
+
+template <typename T>
+__device__ T from_float(float v);
+
+template <>
+__device__ inline float from_float<float>(float v) {
+  return v;
+}
+
+template <>
+__device__ inline Half from_float<Half>(float v) {
+  Half h;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h.bits) : "f"(v));
+  return h;
+}
+
+// Two elements in a register, the first one in the lower bits.
+template <typename T>
+__device__ unsigned pack_pair(float low, float high);
+
+template <>
+__device__ inline unsigned pack_pair<Half>(float low, float high) {
+  unsigned packed;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  return packed;
+}
+
+// ---- shared memory ----
+
+// The dynamic shared memory of the block.
+__device__ inline unsigned char* shared_memory() {
+  extern __shared__ __align__(128) unsigned char memory[];
+  return memory;
+}
+
+// What the instructions below take as an address.
+__device__ inline unsigned shared_address(const void* pointer) {
+  return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
+}
+
+// Starts a copy of BYTES (8 or 16) to shared memory, of zeros where it is not valid. Both sides
+// are aligned to BYTES.
+template <int BYTES>
+__device__ inline void copy_async(unsigned to, const void* from, bool valid) {
+#if __CUDA_ARCH__ >= 800
+  const int size = valid ? BYTES : 0;
+  if constexpr (BYTES == 16) {  // past the first-level cache
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(size));
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(BYTES),
+                 "r"(size));
+  }
+#else  // Turing copies through registers, and has done so when it goes on
+  if constexpr (BYTES == 16) {
+    const uint4 v = valid ? *static_cast<const uint4*>(from) : make_uint4(0, 0, 0, 0);
+    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(v.x), "r"(v.y),
+                 "r"(v.z), "r"(v.w)
+                 : "memory");
+  } else {
+    const uint2 v = valid ? *static_cast<const uint2*>(from) : make_uint2(0, 0);
+    asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(to), "r"(v.x), "r"(v.y) : "memory");
+  }
+#endif
+}
+
+// Ends a group of copies.
+__device__ inline void commit_copies() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.commit_group;");
+#endif
+}
+
+// Waits until all but the last PENDING groups of this thread have arrived.
+template <int PENDING>
+__device__ inline void wait_copies() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+#endif
+}
+
+// ---- tensor cores ----
+
+// Four 8x8 matrices of halves; lane i gives the address of row i % 8 of matrix i / 8, and gets
+// two neighbouring elements of row i / 4 of each.
+__device__ inline void load_matrices(unsigned (&to)[4], unsigned from) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"(from));
+}
+
+// acc[16 x 8] += a[16 x 16] * b[16 x 8], elements of T in, floats out.
+template <typename T>
+__device__ void multiply_add(float (&acc)[4], const unsigned (&a)[4], unsigned b0, unsigned b1);
+
+template <>
+__device__ inline void multiply_add<Half>(float (&acc)[4], const unsigned (&a)[4],
+                                          unsigned b0, unsigned b1) {
+#if __CUDA_ARCH__ >= 800
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(acc[0]), "+f"(acc[1]), "+f"(acc[2]), "+f"(acc[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#else
+  // Turing multiplies 16 x 8 by 8 x 8.
+  asm volatile(
+      "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+      : "+f"(acc[0]), "+f"(acc[1]), "+f"(acc[2]), "+f"(acc[3])
+      : "r"(a[0]), "r"(a[1]), "r"(b0));
+  asm volatile(
+      "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+      : "+f"(acc[0]), "+f"(acc[1]), "+f"(acc[2]), "+f"(acc[3])
+      : "r"(a[2]), "r"(a[3]), "r"(b1));
+#endif
+}
