@@ -24,6 +24,13 @@
 struct int2 {
   int x, y;
 };
+struct int4 {
+  int x, y, z, w;
+};
+struct float4 {
+  float x, y, z, w;
+};
+static constexpr float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 struct uint2 {
   unsigned x, y;
 };
@@ -197,7 +204,7 @@ inline unsigned shared_address(const void* pointer) {
 
 template <int BYTES>
 void copy_async(unsigned to, const void* from, bool valid) {
-  static_assert(BYTES == 8 || BYTES == 16);
+  static_assert(BYTES == 4 || BYTES == 8 || BYTES == 16);
   if (to % BYTES || to + BYTES > emulator::shared.size()) {
     emulator::fail("a copy to a wrong place in shared memory");
   }

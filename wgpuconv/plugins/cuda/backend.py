@@ -142,9 +142,9 @@ class CudaBackend:
         self._kernels: dict[Shader, Kernel] = {}
         # By the addresses of the buffers, so that an entry keeps nobody's memory alive; of the
         # plan it has the id, and keeps the plan so that no other one takes it.
-        self._launches: OrderedDict[
-            tuple[Any, ...], tuple[CompiledPlan, list[Launch]]
-        ] = OrderedDict()
+        self._launches: OrderedDict[tuple[Any, ...], tuple[CompiledPlan, list[Launch]]] = (
+            OrderedDict()
+        )
         self._scratch: dict[tuple[Role, int], CudaBuffer] = {}
         self._timing_stream: Any = None
         self.lost = False
@@ -337,7 +337,9 @@ class CudaBackend:
         if "prepared" not in whole:
             whole["prepared"] = self._scratch_of("prepared", plan.prepared, stream)
         launches = [
-            Launch(step, [self._address(plan, region, whole[region.role]) for region in step.regions])
+            Launch(
+                step, [self._address(plan, region, whole[region.role]) for region in step.regions]
+            )
             for step in steps
         ]
         self._launches[key] = (compiled, launches)

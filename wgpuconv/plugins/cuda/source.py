@@ -108,7 +108,9 @@ class Interface:
 
 def interface(text: str) -> Interface:
     """Reads the interface off a specialised kernel's text."""
-    head = re.search(r'^extern "C" __global__ .*?(\w+)\((Params params[^)]*)\) \{', text, re.M | re.S)
+    head = re.search(
+        r'^extern "C" __global__ .*?(\w+)\((Params params[^)]*)\) \{', text, re.M | re.S
+    )
     block = re.search(r"^struct Params \{(.*?)\n\};", text, flags=re.M | re.S)
     assert head is not None, "a kernel file has one kernel, whose first argument is its Params"
     assert block is not None, "a kernel file declares its Params"

@@ -6,11 +6,13 @@ from ....algorithms import Algorithm
 from .depthwise import Depthwise
 from .direct import Direct
 from .halo_mma import HaloMma
+from .implicit_gemm import ImplicitGemm
 from .implicit_gemm_mma import ImplicitGemmMma
 
 ALGORITHMS: tuple[Algorithm, ...] = (
     Direct(),
     Depthwise(),
+    ImplicitGemm(),
     ImplicitGemmMma(),
     HaloMma(),
 )

@@ -85,9 +85,7 @@ class Depthwise(CudaAlgorithm):
                 ("bias", bias_region(p, tables)),
                 ("y", Region("out")),
             ),
-            grid_1d(
-                ceil_div(p.n * p.k * ceil_div(p.out_h, rows) * p.out_w, threads), facts.limits
-            ),
+            grid_1d(ceil_div(p.n * p.k * ceil_div(p.out_h, rows) * p.out_w, threads), facts.limits),
         )
         return Plan(p, self.name, config, (step,), tables=tables.blob())
 

@@ -17,7 +17,7 @@ from ....facts import Facts
 from ....plan import Config, Pass, Plan, Region, Shader, Tables, align, ceil_div, grid_1d
 from ....problem import ConvProblem
 from .base import CudaAlgorithm
-from .implicit_gemm_mma import output_params
+from .gather import output_params
 from .mma import (
     Source,
     Tile,
@@ -31,6 +31,8 @@ from .mma import (
     weight_offsets,
 )
 
+RESIDENT = 0
+"""Stages of a tile that brings the whole weight at once; all channels must be one step."""
 TILES = (
     Tile(128, 128, 32, 64, 64, 4),
     Tile(128, 128, 64, 64, 64, 3),
@@ -47,6 +49,14 @@ TILES = (
     Tile(256, 32, 16, 64, 32, 4),
     Tile(256, 16, 16, 64, 16, 4),
     Tile(128, 16, 16, 32, 16, 4),
+    Tile(256, 16, 16, 64, 16, RESIDENT),
+    Tile(256, 32, 16, 64, 32, RESIDENT),
+    Tile(256, 32, 32, 64, 32, RESIDENT),
+    Tile(256, 64, 16, 64, 64, RESIDENT),
+    Tile(256, 64, 32, 64, 64, RESIDENT),
+    Tile(256, 64, 64, 64, 64, RESIDENT),
+    Tile(128, 64, 64, 64, 32, RESIDENT),
+    Tile(128, 128, 64, 64, 64, RESIDENT),
 )
 WIDTHS = (0, 8, 16, 32)
 """Columns of a rectangular tile of pixels; 0 is a run of pixels over rows and images."""
@@ -91,14 +101,13 @@ class HaloMma(CudaAlgorithm):
             (tile, width)
             for tile in TILES
             if tile.m < 2 * max(p.k_group, 16) and tile.k < 2 * max(channels, 16)
+            if tile.stages != RESIDENT or channels <= tile.k
             for width in WIDTHS
             if _shared_bytes(tile, p, width) <= facts.limits.max_workgroup_storage
         ]
         if not shapes:
             return []
-        computed = {
-            shape: self._blocks(p, *shape) * shape[0].p * shape[0].m for shape in shapes
-        }
+        computed = {shape: self._blocks(p, *shape) * shape[0].p * shape[0].m for shape in shapes}
         least = min(computed.values())
         configs: list[Config] = []
         for tile, width in shapes:
@@ -135,7 +144,9 @@ class HaloMma(CudaAlgorithm):
                 f"needs {workspace} bytes for the input with its channels last and the partial "
                 f"sums of {splits} split(s), may have {workspace_limit}"
             )
-        target = Region("workspace", partial, 4 * elements * splits) if splits > 1 else Region("out")
+        target = (
+            Region("workspace", partial, 4 * elements * splits) if splits > 1 else Region("out")
+        )
         chunks = ceil_div(x.channels, tile.k)
         prepare: list[Pass] = []
         passes = list(x.passes)
@@ -203,6 +214,7 @@ class HaloMma(CudaAlgorithm):
             "halo_mma",
             p.dtype,
             **tile.constants() | {"STAGES": _stages(tile, phase, buffers)},
+            RESIDENT=tile.stages == RESIDENT,
             TILE_W=width,
             HALO_PIXELS=_halo_pixels(p, phase, tile, width),
             HALO_BUFFERS=buffers,
@@ -235,7 +247,7 @@ class HaloMma(CudaAlgorithm):
                 x_h=s.x_h,
                 x_w=s.x_w,
                 channels=x.channels,
-                **output_params(p, phase, s),
+                **output_params(p, phase),
                 m_tiles=m_tiles,
                 taps=phase.taps,
                 chunks=ceil_div(x.channels, tile.k),
@@ -244,7 +256,13 @@ class HaloMma(CudaAlgorithm):
                 y_elements=p.out_bytes // p.itemsize,
                 **activation_params(p),
             ),
-            (("x", x.region), ("packed", packed), ("shifts", shifts), ("bias", bias), ("y", target)),
+            (
+                ("x", x.region),
+                ("packed", packed),
+                ("shifts", shifts),
+                ("bias", bias),
+                ("y", target),
+            ),
             grid_1d(m_tiles * p_tiles * p.groups * splits, facts.limits),
         )
 
@@ -319,14 +337,17 @@ def _p_tiles(p: ConvProblem, phase: Phase, tile: Tile, width: int) -> tuple[int,
 
 
 def _stages(tile: Tile, phase: Phase, buffers: int) -> int:
-    """The next halo must have come by the time that its first step begins."""
+    if tile.stages == RESIDENT:
+        return max(phase.taps, 1)
+    # The next halo must have come by the time that its first step begins.
     return tile.stages if buffers == 1 else max(min(tile.stages, phase.taps + 1), 2)
 
 
 def _shared_bytes(tile: Tile, p: ConvProblem, width: int) -> int:
     halo = max(_halo_pixels(p, phase, tile, width) for phase in phases(p))
     buffers = 2 if align(p.c_group, VECTOR) > tile.k else 1
-    copied = buffers * align(2 * tile.k * halo, 128) + 2 * tile.k * tile.m * tile.stages
+    stages = max(_stages(tile, phase, buffers) for phase in phases(p))
+    copied = buffers * align(2 * tile.k * halo, 128) + 2 * tile.k * tile.m * stages
     staged = tile.staged_bytes(channels_last=p.layout == "NHWC")
     return max(copied, staged) + 4 * tile.p + 4 * halo
 

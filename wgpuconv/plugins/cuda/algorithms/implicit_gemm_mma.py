@@ -6,7 +6,7 @@ gather with masks is cuDNN's idea (Chetlur et al. 2014, arXiv:1410.0759).
 
 from __future__ import annotations
 
-from ....algorithms.base import Strides, activation_params, bias_region, params
+from ....algorithms.base import activation_params, bias_region, params
 from ....algorithms.phases import (
     MOST_COLUMNS,
     MOST_PHASES,
@@ -20,6 +20,7 @@ from ....facts import Facts
 from ....plan import Config, Pass, Plan, Region, Shader, Tables, align, ceil_div, grid_1d
 from ....problem import ConvProblem
 from .base import CudaAlgorithm
+from .gather import gather_params, output_params
 from .mma import (
     Source,
     Tile,
@@ -86,9 +87,7 @@ class ImplicitGemmMma(CudaAlgorithm):
     def configs(self, problem: ConvProblem, facts: Facts) -> list[Config]:
         p = problem
         pixels = p.n * max(phase.pixels for phase in phases(p))
-        fitting = [
-            t for t in TILES if _shared_bytes(t, p) <= facts.limits.max_workgroup_storage
-        ]
+        fitting = [t for t in TILES if _shared_bytes(t, p) <= facts.limits.max_workgroup_storage]
         useful = [t for t in fitting if t.m < 2 * max(p.k_group, 16) and t.p < 2 * max(pixels, 64)]
         configs: list[Config] = []
         for tile in useful or fitting[-1:]:
@@ -123,7 +122,9 @@ class ImplicitGemmMma(CudaAlgorithm):
                 f"needs {workspace} bytes for the input with its channels last and the partial "
                 f"sums of {splits} split(s), may have {workspace_limit}"
             )
-        target = Region("workspace", partial, 4 * elements * splits) if splits > 1 else Region("out")
+        target = (
+            Region("workspace", partial, 4 * elements * splits) if splits > 1 else Region("out")
+        )
         prepare: list[Pass] = []
         passes = list(x.passes)
         prepared = 0
@@ -142,7 +143,9 @@ class ImplicitGemmMma(CudaAlgorithm):
             copies = (steps + 1) * tile.k // x.vector
             taps = tables.add(tap_copies(phase, x.strides, x.channels, x.vector, copies))
             passes.append(
-                self._pass(p, config, tile, phase, x, steps, elements, packed, taps, bias, target, facts)
+                self._pass(
+                    p, config, tile, phase, x, steps, elements, packed, taps, bias, target, facts
+                )
             )
         if splits > 1:
             passes.append(
@@ -202,24 +205,12 @@ class ImplicitGemmMma(CudaAlgorithm):
         return Pass(
             shader if splits > 1 else shader.ending_with(p.activation),
             params(
-                pixels=p.n * phase.pixels,
-                q_hw=phase.pixels,
-                q_w=phase.w.count,
-                in_h=p.h,
-                in_w=p.w,
-                in_stride_h=phase.h.in_stride,
-                in_stride_w=phase.w.in_stride,
-                tap_rows=len(phase.h.taps),
-                tap_columns=len(phase.w.taps),
-                tap_h=phase.h.first_offset,
-                tap_w=phase.w.first_offset,
-                tap_step_h=phase.h.offset_step,
-                tap_step_w=phase.w.offset_step,
+                **gather_params(p, phase),
                 x_g=x.x_g,
                 x_n=s.x_n,
                 x_h=s.x_h,
                 x_w=s.x_w,
-                **output_params(p, phase, s),
+                **output_params(p, phase),
                 m_tiles=m_tiles,
                 p_tiles=p_tiles,
                 groups=p.groups,
@@ -249,19 +240,6 @@ class ImplicitGemmMma(CudaAlgorithm):
         traffic = p.input_bytes + p.out_bytes + 3 * p.weight_bytes + 2 * x.nbytes + partial
         launches = len(phases(p)) * 2 + len(x.passes) + (splits > 1)
         return max(seconds, traffic / facts.bandwidth) + launches * facts.launch
-
-
-def output_params(p: ConvProblem, phase: Phase, s: Strides) -> dict[str, int]:
-    """Where a phase's pixels and filters lie in the output, as the kernels name it."""
-    return {
-        "y_base": phase.h.first * s.y_h + phase.w.first * s.y_w,
-        "y_g": p.k_group * s.y_k,
-        "y_n": s.y_n,
-        "y_m": s.y_k,
-        "y_h": phase.h.step * s.y_h,
-        "y_w": phase.w.step * s.y_w,
-        "m": p.k_group,
-    }
 
 
 def _most_steps(p: ConvProblem, tile: Tile) -> int:

@@ -58,8 +58,10 @@ class Tile(NamedTuple):
 
 
 def tile_of(config: Config) -> Tile:
-    return Tile(*(int(config[f"tile_{name}"]) for name in ("p", "m", "k")),
-                *(int(config[name]) for name in ("warp_p", "warp_m", "stages")))
+    return Tile(
+        *(int(config[f"tile_{name}"]) for name in ("p", "m", "k")),
+        *(int(config[name]) for name in ("warp_p", "warp_m", "stages")),
+    )
 
 
 def tile_config(tile: Tile) -> Config:
@@ -217,4 +219,4 @@ def mma_seconds(
     compute = products * max(in_flight, 1.0) / core_rate
     # The second-level cache feeds a core with about 32 bytes a nanosecond.
     loads = steps * step_bytes * max(in_flight, 1.0) / 32e9
-    return waves * (max(compute, loads) + 2 * facts.latency + tile.stages * facts.latency)
+    return waves * (max(compute, loads) + 5 * facts.latency)

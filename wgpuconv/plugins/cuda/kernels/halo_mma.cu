@@ -5,7 +5,8 @@
 // input pixels that any tap of any of its pixels needs (the halo, border zeros included) to
 // shared memory, each a row of TILE_K halves; a tap then only shifts the rows that the tensor
 // cores read. The weight streams by: one step is one tap of TILE_K channels, STAGES - 1 steps are
-// on their way while one is multiplied. (The gather of implicit_gemm_mma copies each input
+// on their way while one is multiplied. RESIDENT brings the whole weight at once, where it fits, and
+// so has no barriers between steps. (The gather of implicit_gemm_mma copies each input
 // element once a tap, and the second-level cache cannot keep up with that.)
 //
 // The pixels of a block are a rectangle of TILE_W columns of one image, or, where TILE_W is 0, a
@@ -25,6 +26,7 @@ constexpr int TILE_K = 32;
 constexpr int WARP_P = 64;
 constexpr int WARP_M = 64;
 constexpr int STAGES = 4;
+constexpr bool RESIDENT = false;  // STAGES is the number of taps, all channels are one step
 constexpr int HALO_PIXELS = 180;  // at most
 constexpr int HALO_BUFFERS = 2;   // 1 where all channels are one step
 constexpr bool CHANNELS_LAST = true;  // the output's order
@@ -194,9 +196,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     commit_copies();  // an empty group too, so that the count of groups is that of steps
   };
   copy_halo(first_chunk * TILE_K, halos);
+  if constexpr (RESIDENT) {
+    for (int i = thread; i < STAGES * TILE_M * ROW_CHUNKS; i += THREADS) {
+      copy_async<16>(stages + swizzled<ROW_CHUNKS>(i / ROW_CHUNKS, i % ROW_CHUNKS),
+                     packed_at + i * 8, true);
+    }
+    commit_copies();
+    wait_copies<0>();
+    __syncthreads();  // the weight and the halo are complete
+  } else {
 #pragma unroll
-  for (int i = 0; i < STAGES - 1; i++) {
-    copy_weights();
+    for (int i = 0; i < STAGES - 1; i++) {
+      copy_weights();
+    }
   }
 
   // The rows of the halo under the first tap of the pixels that this lane names.
@@ -222,13 +234,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   int channel = first_chunk * TILE_K;
   int shift = shifts[0];
   for (int step = 0; step < steps; step++) {
-    wait_copies<STAGES - 2>();
-    // This step's weights and halo are complete, and all have read what is overwritten next.
-    __syncthreads();
-    if (HALO_BUFFERS > 1 && tap == 0 && channel + TILE_K < end_channel) {
-      copy_halo(channel + TILE_K, halos == halo ? halos + HALO_BYTES : halos);
+    if constexpr (!RESIDENT) {
+      wait_copies<STAGES - 2>();
+      // This step's weights and halo are complete, and all have read what is overwritten next.
+      __syncthreads();
+      if (HALO_BUFFERS > 1 && tap == 0 && channel + TILE_K < end_channel) {
+        copy_halo(channel + TILE_K, halos == halo ? halos + HALO_BYTES : halos);
+      }
+      copy_weights();
     }
-    copy_weights();
     unsigned a[WARP_P / 16];
 #pragma unroll
     for (int i = 0; i < WARP_P / 16; i++) {
@@ -247,7 +261,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     from_slot = from_slot == (STAGES - 1) * B_BYTES ? 0 : from_slot + B_BYTES;
   }
   wait_copies<0>();
-  __syncthreads();  // all have read the last weights and the halo
+  __syncthreads();  // all have read the weights and the halo
 
   const Target<Scalar> target{y_of_pixel, bias + group * params.m, m_tile * TILE_M, params.m, params.y_m,
                       params.act_a, params.act_b};

@@ -54,7 +54,7 @@ __device__ inline unsigned shared_address(const void* pointer) {
   return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
 }
 
-// Starts a copy of BYTES (8 or 16) to shared memory, of zeros where it is not valid. Both sides
+// Starts a copy of BYTES (4, 8 or 16) to shared memory, of zeros where it is not valid. Both sides
 // are aligned to BYTES.
 template <int BYTES>
 __device__ inline void copy_async(unsigned to, const void* from, bool valid) {
@@ -72,6 +72,9 @@ __device__ inline void copy_async(unsigned to, const void* from, bool valid) {
     asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(v.x), "r"(v.y),
                  "r"(v.z), "r"(v.w)
                  : "memory");
+  } else if constexpr (BYTES == 4) {
+    const unsigned v = valid ? *static_cast<const unsigned*>(from) : 0;
+    asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(v) : "memory");
   } else {
     const uint2 v = valid ? *static_cast<const uint2*>(from) : make_uint2(0, 0);
     asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(to), "r"(v.x), "r"(v.y) : "memory");

@@ -1,0 +1,501 @@
+"""The CUDA plugin: what can be held without a GPU, and the contract on one."""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import importlib.metadata
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import contract
+import numpy as np
+import pytest
+import reference
+from cuda_emulator import HOPPER, Emulator, compiler
+
+import wgpuconv
+from wgpuconv import Device, devices
+from wgpuconv.algorithms import Algorithm
+from wgpuconv.errors import MissingExtraError, NoAdapterError
+from wgpuconv.plan import Config, Pass, Plan, Region, Shader
+from wgpuconv.planner import lower, survey
+from wgpuconv.plugins.cuda import entry
+from wgpuconv.plugins.cuda.algorithms import ALGORITHMS, halo_mma, implicit_gemm_mma
+from wgpuconv.plugins.cuda.algorithms.mma import tile_config
+from wgpuconv.plugins.cuda.source import (
+    KERNEL_DIR,
+    interface,
+    kernel_names,
+    load,
+    pack_params,
+    source_hash,
+    specialise,
+)
+from wgpuconv.problem import ACTIVATIONS, Activation, ConvProblem
+
+ARCHITECTURES = ("75", "80", "86", "89", "90a", "100", "120")
+PROBLEMS = [
+    problem.with_(dtype=dtype, layout=layout)
+    for problem in contract.problems()
+    for dtype in ("f32", "f16")
+    for layout in ("NCHW", "NHWC")
+]
+
+
+def plans(problem: ConvProblem) -> list[Plan]:
+    found = survey(problem, HOPPER, ALGORITHMS)
+    return [lower(problem, candidate, HOPPER, ALGORITHMS) for candidate in found.candidates]
+
+
+def passes(plan: Plan) -> tuple[Pass, ...]:
+    return (*plan.prepare, *plan.passes)
+
+
+# ---- kernels as text ----
+
+
+@pytest.mark.parametrize("name", kernel_names())
+def test_every_kernel_compiles_everywhere(name: str, tmp_path: Path) -> None:
+    """As the file stands, for each generation of GPUs; and no warning, and no spilled register."""
+    nvcc = shutil.which("nvcc")
+    if nvcc is None:
+        pytest.skip("needs nvcc, which is not on the path")
+    targets = [f"-gencode=arch=compute_{a},code=sm_{a}" for a in ARCHITECTURES]
+    done = subprocess.run(
+        [nvcc, "-std=c++17", "-fatbin", *targets, "-Werror", "all-warnings", "-Xptxas", "-v"]
+        + [str(KERNEL_DIR / f"{name}.cu"), "-o", str(tmp_path / "kernel.fatbin")],
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
+    spills = [line for line in done.stderr.splitlines() if "bytes spill stores" in line]
+    assert len(spills) == len(ARCHITECTURES)
+    assert all(" 0 bytes spill stores" in line for line in spills), done.stderr
+
+
+@pytest.mark.parametrize("name", kernel_names())
+def test_interface(name: str) -> None:
+    face = interface(load(name))
+    assert face.name == name
+    assert face.params
+    assert face.bindings
+    assert face.threads % 32 == 0
+    assert {type_ for _, type_ in face.params} <= {"int", "float"}
+
+
+def test_interface_of_one() -> None:
+    face = interface(specialise(Shader.of("reduce_splits", "f32", Activation.of("relu"))))
+    assert face.params == (
+        ("elements", "int"),
+        ("splits", "int"),
+        ("k", "int"),
+        ("y_k", "int"),
+        ("act_a", "float"),
+        ("act_b", "float"),
+    )
+    assert face.bindings == ("partial", "bias", "y")
+    assert (face.threads, face.shared_bytes) == (256, 0)
+
+
+def test_specialise() -> None:
+    text = specialise(Shader.of("direct", "f16", Activation.of("silu"), FILTERS=8, TRANSPOSED=True))
+    assert "\nusing Scalar = Half;\n" in text
+    assert "\nconstexpr int FILTERS = 8;\n" in text
+    assert "\nconstexpr bool TRANSPOSED = true;\n" in text
+    assert "ACTIVATION = Activation::silu;" in text
+    assert "#include" not in text
+    for wrong in (Shader.of("direct", NOTHING=1), Shader.of("direct", Other="f16")):
+        with pytest.raises(KeyError, match=r"direct\.cu declares no"):
+            specialise(wrong)
+
+
+def test_every_activation_is_known() -> None:
+    head = load("direct").split("enum class Activation {")[1].split("}")[0]
+    assert {name.strip() for name in head.split(",")} == set(ACTIVATIONS) - {"relu6"}
+
+
+def test_source_hash(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert source_hash(("direct", "halo_mma")) == source_hash(("halo_mma", "direct", "direct"))
+    assert len({a.source() for a in ALGORITHMS}) == len(ALGORITHMS)
+    plain = source_hash.__wrapped__(("halo_mma",))
+    text = load("halo_mma")
+    monkeypatch.setattr("wgpuconv.plugins.cuda.source.load", lambda name: text + " ")
+    assert source_hash.__wrapped__(("halo_mma",)) != plain
+
+
+# ---- plans ----
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=str)
+def test_plans_fit_their_kernels(problem: ConvProblem) -> None:
+    for plan in plans(problem):
+        assert plan.passes
+        sizes = {"workspace": plan.workspace, "prepared": plan.prepared, "tables": len(plan.tables)}
+        for step in passes(plan):
+            face = interface(specialise(step.shader))
+            assert set(face.bindings) == {name for name, _ in step.bindings}
+            assert len(pack_params(step, face.params)) == 4 * len(face.params)
+            assert face.shared_bytes <= HOPPER.limits.max_workgroup_storage
+            assert step.grid[0] > 0
+            assert step.grid[1:] == (1, 1)
+            for _, region in step.bindings:
+                if region.role in sizes:
+                    assert region.size
+                    assert region.offset % 256 == 0
+                    assert region.offset + region.size <= sizes[region.role]
+        algorithm = next(a for a in ALGORITHMS if a.name == plan.algorithm)
+        assert {step.shader.file for step in passes(plan)} <= set(algorithm.shaders)
+
+
+def test_something_computes_every_problem() -> None:
+    for problem in PROBLEMS:
+        assert any(c.algorithm == "direct" for c in survey(problem, HOPPER, ALGORITHMS).candidates)
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "reason"),
+    [
+        ("conv2d f32 n1 c8 h9 w9 k8 r3 s3", "implicit_gemm_mma", "f16 on tensor cores, got f32"),
+        ("conv2d f32 n1 c8 h9 w9 k8 r3 s3", "halo_mma", "f16 on tensor cores, got f32"),
+        ("conv2d f16 n1 c8 h9 w9 k8 r3 s3", "implicit_gemm", "computes in f32, got f16"),
+        ("conv2d f16 n1 c8 h9 w9 k8 r1 s1", "halo_mma", r"one tap \(1 x 1\)"),
+        ("conv2d f16 n1 c8 h40 w40 k8 r17 s3", "implicit_gemm_mma", "got 17 x 3"),
+        ("conv2d f16 n1 c8 h900 w900 k8 r3 s3 dil400", "halo_mma", "bytes of shared memory"),
+        ("conv2d f16 n1 c8 h9 w9 k8 r3 s3", "depthwise", "got 8 channels a group"),
+        ("conv_transpose2d f16 n1 c8 h9 w9 k8 r3 s3 stride40", "halo_mma", "1024 phases"),
+    ],
+)
+def test_refusals(text: str, name: str, reason: str) -> None:
+    problem = ConvProblem.parse(text)
+    found = survey(problem, HOPPER, ALGORITHMS)
+    assert name not in {c.algorithm for c in found.candidates}
+    with pytest.raises(AssertionError, match=reason):
+        raise AssertionError(found.refusals[name])
+
+
+def test_workspace_is_limited() -> None:
+    problem = ConvProblem.parse("conv2d f16 n4 c64 h56 w56 k64 r3 s3")
+    for algorithm in ALGORITHMS:
+        if algorithm.refusal(problem, HOPPER) is None and algorithm.name.endswith("mma"):
+            (config, *_) = algorithm.configs(problem, HOPPER)
+            with pytest.raises(wgpuconv.errors.AlgorithmRefusedError, match="may have 1000"):
+                algorithm.lower(problem, config, HOPPER, 1000)
+
+
+# ---- kernels on the CPU ----
+
+
+@pytest.fixture(scope="module")
+def emulator(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
+    if compiler() is None or sys.platform != "linux":
+        pytest.skip("needs g++ on Linux")
+    if "f16c" not in Path("/proc/cpuinfo").read_text(encoding="utf-8"):
+        pytest.skip("needs a CPU that converts halves")
+    return Emulator(tmp_path_factory.mktemp("cuda"))
+
+
+EMULATED: list[tuple[str, str, Config]] = [
+    (name, text, {**tile_config(module.TILES[tile]), **more})
+    for name, module, tile, more, text in [
+        # a sum that is split, a run of pixels over two images, filters past the end
+        (
+            "halo_mma",
+            halo_mma,
+            9,
+            {"tile_w": 0, "splits": 2},
+            "conv2d f16 n2 c40 h6 w5 k70 r3 s3 pad1 nhwc bias",
+        ),
+        # everything at once, in rectangles, from an input with its channels first
+        (
+            "halo_mma",
+            halo_mma,
+            11,
+            {"tile_w": 8, "splits": 1},
+            "conv2d f16 n1 c72 h12 w9 k20 r3 s2 stride2,1 pad1,0,2,1 dil2,1 groups2 bias act:relu",
+        ),
+        # phases of one to four taps: fewer stages than a tile asks for
+        (
+            "halo_mma",
+            halo_mma,
+            14,
+            {"tile_w": 16, "splits": 1},
+            "conv_transpose2d f16 n1 c24 h4 w5 k10 r3 s3 stride2 pad1 nhwc bias act:silu",
+        ),
+        # the whole weight at once
+        (
+            "halo_mma",
+            halo_mma,
+            15,
+            {"tile_w": 32, "splits": 1},
+            "conv2d f16 n1 c16 h5 w40 k16 r3 s3 pad1 bias",
+        ),
+        (
+            "implicit_gemm_mma",
+            implicit_gemm_mma,
+            9,
+            {"splits": 2},
+            "conv2d f16 n2 c40 h6 w5 k70 r3 s3 pad1 nhwc bias",
+        ),
+        # four channels of a pixel at a time
+        (
+            "implicit_gemm_mma",
+            implicit_gemm_mma,
+            12,
+            {"splits": 1},
+            "conv2d f16 n2 c6 h13 w11 k20 r5 s3 stride2 pad1 dil1,2 groups2 bias act:clip,0,1",
+        ),
+        (
+            "implicit_gemm_mma",
+            implicit_gemm_mma,
+            14,
+            {"splits": 1},
+            "conv_transpose2d f16 n1 c24 h4 w5 k10 r3 s3 stride2 pad1 bias",
+        ),
+    ]
+] + [
+    (
+        "implicit_gemm",
+        f"{problem} {layout}".strip(),
+        {"tile_m": 64, "tile_p": 64, "tile_k": 16, "stages": 4, "splits": splits},
+    )
+    for layout, splits in (("", 1), ("nhwc", 2))
+    for problem in (
+        "conv2d f32 n2 c6 h9 w7 k20 r3 s2 stride2,1 pad1,2,0,3 dil2,1 groups2 bias act:relu",
+        "conv_transpose2d f32 n1 c9 h4 w5 k8 r3 s3 stride2 pad1 bias",
+    )
+]
+
+
+@pytest.mark.parametrize(("name", "text", "config"), EMULATED)
+def test_kernels_on_the_cpu(emulator: Emulator, name: str, text: str, config: Config) -> None:
+    """Each kind of path through the kernels, with copies as late and memory as bad as can be."""
+    algorithm = next(a for a in ALGORITHMS if a.name == name)
+    contract.verify(emulator.device, algorithm, ConvProblem.parse(text), config)
+
+
+@pytest.mark.parametrize("name", ["direct", "depthwise"])
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+def test_plain_kernels_on_the_cpu(emulator: Emulator, name: str, layout: str) -> None:
+    algorithm = next(a for a in ALGORITHMS if a.name == name)
+    for base in contract.problems()[:14:2]:
+        problem = base.with_(dtype="f16", layout=layout)
+        if algorithm.refusal(problem, HOPPER) is None:
+            config = algorithm.configs(problem, HOPPER)[-1]
+            contract.verify(emulator.device, algorithm, problem, config)
+
+
+def test_the_emulator_notices_a_missing_wait(
+    emulator: Emulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the tests above would prove little."""
+    from wgpuconv.plugins.cuda import source
+
+    name, text, config = EMULATED[4]
+    algorithm = next(a for a in ALGORITHMS if a.name == name)
+    broken = load(name).replace("wait_copies<STAGES - 2>();", "wait_copies<STAGES - 1>();")
+    assert broken != load(name)
+    monkeypatch.setattr(source, "load", lambda file: broken if file == name else load(file))
+    with pytest.raises(AssertionError, match="elements are wrong"):
+        contract.verify(emulator.device, algorithm, ConvProblem.parse(text), config)
+
+
+# ---- finding devices ----
+
+
+def test_the_entry_point_is_declared() -> None:
+    project = Path(__file__).parents[1] / "pyproject.toml"
+    declared = tomllib.loads(project.read_text(encoding="utf-8"))["project"]["entry-points"]
+    assert declared == {"wgpuconv.backends": {"cuda": "wgpuconv.plugins.cuda"}}
+    plugin = importlib.import_module("wgpuconv.plugins.cuda")
+    assert callable(plugin.devices)
+    assert callable(plugin.open)
+
+
+@pytest.fixture
+def plugin_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The entry point, whether or not the package is installed with it."""
+    found = importlib.metadata.EntryPoint("cuda", "wgpuconv.plugins.cuda", "wgpuconv.backends")
+
+    def entry_points(*, group: str, name: str = "cuda") -> list[Any]:
+        return [found] if (group, name) == ("wgpuconv.backends", "cuda") else []
+
+    monkeypatch.setattr(importlib.metadata, "entry_points", entry_points)
+
+
+def test_without_cupy(plugin_found: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def import_module(name: str, package: str | None = None) -> Any:
+        if name == "cupy":
+            raise ModuleNotFoundError("No module named 'cupy'", name="cupy")
+        return builtins.__import__(name, fromlist=["x"])
+
+    monkeypatch.setattr(importlib, "import_module", import_module)
+    with pytest.raises(MissingExtraError, match=r"pip install 'wgpuconv\[cuda\]'"):
+        Device("cuda")
+    (found,) = [d for d in devices() if d.backend == "cuda"]
+    assert "pip install 'wgpuconv[cuda]'" in str(found.problem)
+    assert "cupy-cuda12x" in str(found.problem)
+
+
+class FakeRuntimeError(RuntimeError):
+    pass
+
+
+def fake_cupy(*, count: int | None, driver: int, capability: str = "90") -> Any:
+    def device_count() -> int:
+        if count is None:
+            raise FakeRuntimeError("cudaErrorInsufficientDriver")
+        return count
+
+    runtime = SimpleNamespace(
+        CUDARuntimeError=FakeRuntimeError,
+        getDeviceCount=device_count,
+        driverGetVersion=lambda: driver,
+        runtimeGetVersion=lambda: 13020,
+        getDeviceProperties=lambda ordinal: {"name": b"a card"},
+    )
+    device = lambda ordinal: SimpleNamespace(compute_capability=capability)  # noqa: E731
+    return SimpleNamespace(cuda=SimpleNamespace(runtime=runtime, Device=device))
+
+
+@pytest.mark.parametrize(
+    ("api", "message"),
+    [
+        (fake_cupy(count=None, driver=0), "there is no NVIDIA driver"),
+        (fake_cupy(count=None, driver=12040), r"supports CUDA 12\.4, .* built for CUDA 13\.2"),
+        (fake_cupy(count=None, driver=13000), "cudaErrorInsufficientDriver"),
+        (fake_cupy(count=0, driver=13000), "CUDA_VISIBLE_DEVICES"),
+        (fake_cupy(count=1, driver=13000, capability="70"), r"capability 7\.5 or more, got 7\.0"),
+    ],
+)
+def test_no_device(monkeypatch: pytest.MonkeyPatch, api: Any, message: str) -> None:
+    monkeypatch.setattr(entry, "cupy", lambda: api)
+    with pytest.raises(NoAdapterError, match=message):
+        entry.open("cuda")
+
+
+@pytest.mark.parametrize("spec", ["cuda:2", "cuda:x", "cuda:", "cuda:-1"])
+def test_numbers_that_are_not_there(monkeypatch: pytest.MonkeyPatch, spec: str) -> None:
+    monkeypatch.setattr(entry, "cupy", lambda: fake_cupy(count=2, driver=13000))
+    with pytest.raises(NoAdapterError, match=rf"no device '{spec}': cuda has 2 device"):
+        entry.open(spec)
+
+
+def test_listed_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entry, "cupy", lambda: fake_cupy(count=2, driver=13000))
+    found = entry.devices()
+    assert [d.spec for d in found] == ["cuda:0", "cuda:1"]
+    assert {d.name for d in found} == {"a card"}
+    assert {d.driver for d in found} == {"CUDA 13.0"}
+    monkeypatch.setattr(entry, "cupy", lambda: fake_cupy(count=1, driver=13000, capability="61"))
+    (old,) = entry.devices()
+    assert old.spec == ""
+    assert "got 6.1" in str(old.problem)
+
+
+# ---- on a GPU ----
+
+
+@pytest.fixture(scope="module")
+def cuda() -> Device:
+    try:
+        backend = entry.open("cuda")
+    except (MissingExtraError, NoAdapterError) as error:
+        pytest.skip(str(error))
+    device = Device.__new__(Device)
+    device._setup(backend, "off", ":memory:", None)
+    return device
+
+
+def every_kind_of(algorithm: Algorithm, problem: ConvProblem, device: Device) -> list[Config]:
+    """Up to three configurations, others on each problem; those of larger problems included."""
+    wide = problem.with_(n=64 * problem.n, k=64 * problem.k)
+    configs = {str(c): c for like in (problem, wide) for c in algorithm.configs(like, device.facts)}
+    step = max(len(configs) // 3, 1)
+    return list(configs.values())[len(str(problem)) % step :: step][:3]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda a: a.name)
+@pytest.mark.parametrize("problem", PROBLEMS, ids=str)
+def test_contract(cuda: Device, algorithm: Algorithm, problem: ConvProblem) -> None:
+    reason = algorithm.refusal(problem, cuda.facts)
+    if reason is not None:
+        pytest.skip(reason)
+    for config in every_kind_of(algorithm, problem, cuda):
+        contract.verify(cuda, algorithm, problem, config)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ACTIVATIONS)
+@pytest.mark.parametrize("dtype", ["f32", "f16"])
+def test_activations(cuda: Device, name: str, dtype: str) -> None:
+    spec = {"clip": ("clip", -0.5, 0.75), "leaky_relu": ("leaky_relu", 0.3)}.get(name, name)
+    base = ConvProblem.parse(f"conv2d {dtype} n2 c9 h8 w7 k12 r3 s3 pad1 bias")
+    problem = base.with_(activation=Activation.of(spec))
+    for algorithm in ALGORITHMS:
+        if algorithm.refusal(problem, cuda.facts) is None:
+            config = algorithm.configs(problem, cuda.facts)[0]
+            contract.verify(cuda, algorithm, problem, config)
+
+
+@pytest.mark.gpu
+def test_through_the_public_functions(cuda: Device) -> None:
+    problem = ConvProblem.parse("conv2d f16 n2 c9 h8 w7 k12 r3 s3 pad1 bias")
+    x, w, b = reference.arrays(problem)
+    got = wgpuconv.conv2d(x, w, b, padding=1, device=cuda)
+    reference.check(problem, got, x, w, b)
+    t = wgpuconv.tensor(x, cuda)
+    again = wgpuconv.conv2d(t, wgpuconv.tensor(w, cuda), wgpuconv.tensor(b, cuda), padding=1)
+    assert isinstance(again, wgpuconv.Tensor)
+    assert np.array_equal(again.numpy(), got)
+
+
+@pytest.mark.gpu
+def test_timing(cuda: Device) -> None:
+    problem = ConvProblem.parse("conv2d f16 n4 c64 h56 w56 k64 r3 s3 pad1")
+    choice = cuda.choose(problem)
+    compiled = cuda.backend.compile(choice.plan)
+    sizes = {"input": problem.input_bytes, "weight": problem.weight_bytes, "out": problem.out_bytes}
+    buffers = {role: cuda.backend.allocate(size) for role, size in sizes.items()}
+    once, more = cuda.backend.time([(compiled, buffers)] * 2, repeats=[1, 40])
+    assert 1e-6 < more < 1e-2
+    assert once > 0.5 * more
+
+
+@pytest.mark.gpu
+def test_bad_buffers(cuda: Device) -> None:
+    problem = ConvProblem.parse("conv2d f16 n1 c8 h6 w6 k8 r3 s3")
+    compiled = cuda.compiled(problem)
+    small = cuda.backend.allocate(16)
+    with pytest.raises(wgpuconv.errors.ProblemError, match="has 16 bytes, the plan needs"):
+        cuda.backend.run(compiled, {"input": small, "weight": small, "out": small})
+    with pytest.raises(wgpuconv.errors.DtypeError, match="is a CudaBuffer"):
+        cuda.backend.check_usable(object())
+    with pytest.raises(wgpuconv.errors.UnsupportedFeatureError, match="process the batch in parts"):
+        cuda.backend.allocate(1 << 50)
+    assert cuda.backend.usable
+
+
+@pytest.mark.gpu
+def test_a_kernel_that_does_not_compile(cuda: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    from wgpuconv.plugins.cuda import backend
+
+    plain = specialise(Shader.of("copy_planes"))
+    monkeypatch.setattr(backend, "specialise", lambda shader: plain + "nonsense")
+    step = Pass(
+        Shader.of("copy_planes", THREADS=64),
+        tuple((n, 1) for n, _ in interface(plain).params),
+        (("src", Region("input")), ("dst", Region("out"))),
+        (1, 1, 1),
+    )
+    problem = ConvProblem.parse("conv2d f32 n1 c1 h1 w1 k1 r1 s1")
+    with pytest.raises(wgpuconv.errors.ShaderError, match=r"copy_planes\.cu did not compile"):
+        cuda.backend.compile(Plan(problem, "none", {}, (step,)))
+    assert cuda.backend.usable

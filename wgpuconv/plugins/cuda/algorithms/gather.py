@@ -1,0 +1,40 @@
+"""The parameters of a gather, as the kernels name them."""
+
+from __future__ import annotations
+
+from ....algorithms.base import strides
+from ....algorithms.phases import Phase
+from ....problem import ConvProblem
+
+
+def gather_params(problem: ConvProblem, phase: Phase) -> dict[str, int]:
+    """A phase's output pixels, and where its taps lie in the input."""
+    return {
+        "pixels": problem.n * phase.pixels,
+        "q_hw": phase.pixels,
+        "q_w": phase.w.count,
+        "in_h": problem.h,
+        "in_w": problem.w,
+        "in_stride_h": phase.h.in_stride,
+        "in_stride_w": phase.w.in_stride,
+        "tap_rows": len(phase.h.taps),
+        "tap_columns": len(phase.w.taps),
+        "tap_h": phase.h.first_offset,
+        "tap_w": phase.w.first_offset,
+        "tap_step_h": phase.h.offset_step,
+        "tap_step_w": phase.w.offset_step,
+    }
+
+
+def output_params(problem: ConvProblem, phase: Phase) -> dict[str, int]:
+    """Where a phase's pixels and filters lie in the output."""
+    y = strides(problem)
+    return {
+        "y_base": phase.h.first * y.y_h + phase.w.first * y.y_w,
+        "y_g": problem.k_group * y.y_k,
+        "y_n": y.y_n,
+        "y_m": y.y_k,
+        "y_h": phase.h.step * y.y_h,
+        "y_w": phase.w.step * y.y_w,
+        "m": problem.k_group,
+    }
