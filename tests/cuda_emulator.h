@@ -59,6 +59,13 @@ struct Copy {
   bool valid;
 };
 
+struct Product {
+  float (*acc)[4];
+  int columns;
+  unsigned long long a, b;
+  float (*element)(unsigned short);
+};
+
 struct Fiber {
   ucontext_t context;
   std::vector<char> stack = std::vector<char>(256 << 10);
@@ -66,6 +73,8 @@ struct Fiber {
   std::vector<Copy> group;
   bool done = false;
   void* deposit[3];
+  std::deque<std::vector<Product>> product_groups;
+  std::vector<Product> products;
 };
 
 // Threads that wait for each other: a block, or a warp.
@@ -143,6 +152,8 @@ inline void launch(unsigned grid, int threads, unsigned shared_bytes, void (*sta
       fiber.done = false;
       fiber.groups.clear();
       fiber.group.clear();
+      fiber.product_groups.clear();
+      fiber.products.clear();
       getcontext(&fiber.context);
       fiber.context.uc_stack.ss_sp = fiber.stack.data();
       fiber.context.uc_stack.ss_size = fiber.stack.size();
@@ -160,8 +171,9 @@ inline void launch(unsigned grid, int threads, unsigned shared_bytes, void (*sta
       }
     }
     for (auto& fiber : fibers) {
-      if (!fiber.groups.empty() || !fiber.group.empty()) {
-        fail("copies were still on their way when the kernel ended");
+      if (!fiber.groups.empty() || !fiber.group.empty() || !fiber.product_groups.empty() ||
+          !fiber.products.empty()) {
+        fail("copies or products were still on their way when the kernel ended");
       }
     }
   }
@@ -289,4 +301,55 @@ void multiply_add(float (&acc)[4], const unsigned (&a)[4], unsigned b0, unsigned
       }
     }
   });
+}
+
+// ---- the functions of wgmma.cuh ----
+
+inline void publish_copies() {}
+inline void begin_products() {}
+
+inline void commit_products() {
+  auto& fiber = emulator::self();
+  fiber.product_groups.push_back(std::move(fiber.products));
+  fiber.products.clear();
+}
+
+// Where element (row, k) of a matrix lies that is described as wgmma wants it, without a swizzle.
+inline unsigned short described(unsigned long long matrix, int row, int k) {
+  auto field = [&](int bit) { return static_cast<unsigned>(matrix >> bit & 0x3fff) * 16; };
+  const unsigned at =
+      field(0) + row / 8 * field(32) + row % 8 * 16 + k / 8 * field(16) + k % 8 * 2;
+  if (matrix >> 46 || at + 2 > emulator::shared.size()) {
+    emulator::fail("a matrix outside of shared memory");
+  }
+  unsigned short bits;
+  std::memcpy(&bits, &emulator::shared[at], 2);
+  return bits;
+}
+
+// As late as it may: each thread computes its own part of the products that it waits for.
+template <int PENDING>
+void wait_products() {
+  auto& groups = emulator::self().product_groups;
+  const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+  while (groups.size() > PENDING) {
+    for (const auto& product : groups.front()) {
+      for (int j = 0; j < product.columns; j++) {
+        for (int i = 0; i < 4; i++) {
+          for (int k = 0; k < 16; k++) {
+            const int row = warp * 16 + lane / 4 + i / 2 * 8, column = j * 8 + lane % 4 * 2 + i % 2;
+            product.acc[j][i] += product.element(described(product.a, row, k)) *
+                                 product.element(described(product.b, column, k));
+          }
+        }
+      }
+    }
+    groups.pop_front();
+  }
+}
+
+template <typename T, int COLUMNS>
+void multiply_add_async(float (&acc)[COLUMNS][4], unsigned long long a, unsigned long long b) {
+  emulator::self().products.push_back(
+      {acc, COLUMNS, a, b, [](unsigned short bits) { return to_float(T{bits}); }});
 }

@@ -17,13 +17,14 @@ from typing import Any
 
 import numpy as np
 
-from wgpuconv.facts import Facts, Limits
+from wgpuconv.facts import Limits
 from wgpuconv.plan import Pass, Plan, Region
 from wgpuconv.plugins.cuda.algorithms import ALGORITHMS
+from wgpuconv.plugins.cuda.facts import CudaFacts
 from wgpuconv.plugins.cuda.source import KERNEL_DIR, Interface, interface, pack_params, specialise
 
 HEADER = Path(__file__).with_name("cuda_emulator.h")
-HOPPER = Facts(
+HOPPER = CudaFacts(
     limits=Limits(
         max_binding=2**32 - 16,
         max_buffer=140 << 30,
@@ -34,6 +35,7 @@ HOPPER = Facts(
         max_storage_buffers=64,
     ),
     f16=True,
+    capability=(9, 0),
     bandwidth=4.3e12,
     flops=67e12,
     matrix_flops=620e12,
@@ -46,7 +48,9 @@ HOPPER = Facts(
 
 _WRAPPER = """
 template <typename... Pointers>
-constexpr auto places(void (*)(Params, Pointers...)) {{ return std::index_sequence_for<Pointers...>(); }}
+constexpr auto places(void (*)(Params, Pointers...)) {{
+  return std::index_sequence_for<Pointers...>();
+}}
 
 static const void* given_params;
 static void** given_pointers;
@@ -137,11 +141,8 @@ class Emulator:
         if name not in self._libraries:
             source, built = self._folder / f"{name}.cpp", self._folder / f"{name}.so"
             source.write_text(emulated(text) + _WRAPPER.format(name=face.name))
-            subprocess.run(
-                [compiler(), "-std=c++17", "-O1", "-mf16c", "-ffp-contract=off", "-shared", "-fPIC"]
-                + ["-Wno-unknown-pragmas", "-w", str(source), "-o", str(built)],
-                check=True,
-            )
+            options = ["-std=c++17", "-O1", "-mf16c", "-ffp-contract=off", "-shared", "-fPIC", "-w"]
+            subprocess.run([compiler(), *options, str(source), "-o", str(built)], check=True)
             self._libraries[name] = ctypes.CDLL(str(built))
         return self._libraries[name]
 
@@ -150,7 +151,9 @@ def emulated(text: str) -> str:
     """The kernel's text with the emulator's functions in the place of ours."""
     own = (KERNEL_DIR / "ptx.cuh").read_text(encoding="utf-8").replace("#pragma once\n", "")
     assert text.count(own) == 1, "a kernel includes ptx.cuh once"
-    return text.replace(own, HEADER.read_text(encoding="utf-8"))
+    text = text.replace(own, HEADER.read_text(encoding="utf-8"))
+    hopper = (KERNEL_DIR / "wgmma.cuh").read_text(encoding="utf-8")
+    return text.replace(hopper.split('#include "ptx.cuh"\n')[1], "")
 
 
 def _view(buffer: np.ndarray, region: Region) -> np.ndarray:

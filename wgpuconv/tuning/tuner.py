@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from ..algorithms import Algorithm
 from ..errors import (
     AlgorithmRefusedError,
     OutOfDeviceMemoryError,

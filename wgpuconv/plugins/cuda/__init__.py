@@ -6,6 +6,6 @@ imported when devices are listed or opened.
 
 from __future__ import annotations
 
-from .entry import devices, open  # noqa: A004 - the names that the protocol of plugins has
+from .entry import devices, open
 
 __all__ = ["devices", "open"]

@@ -31,13 +31,16 @@ from ...errors import (
     UnsupportedFeatureError,
     WgpuConvError,
 )
-from ...facts import Facts, Limits
+from ...facts import Limits
 from ...plan import Pass, Plan, Region, Role, Shader, align
 from . import entry
 from .algorithms import ALGORITHMS
+from .facts import HOPPER, CudaFacts
 from .source import Interface, interface, pack_params, specialise
 
 OPTIONS = ("--std=c++17",)
+HOPPER_OPTIONS = ("--gpu-architecture=sm_90a",)
+"""Without it NVRTC compiles for sm_90, which has no wgmma."""
 LAUNCHES = 1024
 """Sets of launch arguments that a device keeps, one for a plan and a set of buffers."""
 GRAPH_RUNS = 20
@@ -136,6 +139,7 @@ class CudaBackend:
             ),
         )
         self._device = api.cuda.Device(ordinal)
+        self._options = OPTIONS + (HOPPER_OPTIONS if self.capability == HOPPER else ())
         self._launch = _driver().launchKernel
         self._lock = threading.RLock()
         self._pid = os.getpid()
@@ -273,7 +277,7 @@ class CudaBackend:
             )
         with self._device:  # a thread of its own has its own current device
             try:
-                module = self.api.RawModule(code=text, options=OPTIONS, backend="nvrtc")
+                module = self.api.RawModule(code=text, options=self._options, backend="nvrtc")
                 function = module.get_function(face.name)
                 if face.shared_bytes > 48 << 10:
                     function.max_dynamic_shared_size_bytes = face.shared_bytes
@@ -476,7 +480,7 @@ _MATRIX = {(7, 5): 512, (8, 0): 1024, (8, 6): 512, (8, 7): 1024, (8, 9): 512, (9
 """f16 multiply-adds that mma.sync does in a cycle of a multiprocessor (guesses for planning)."""
 
 
-def _facts(api: Any, ordinal: int, capability: tuple[int, int]) -> Facts:
+def _facts(api: Any, ordinal: int, capability: tuple[int, int]) -> CudaFacts:
     runtime = api.cuda.runtime
 
     def attribute(name: str) -> int:
@@ -497,9 +501,10 @@ def _facts(api: Any, ordinal: int, capability: tuple[int, int]) -> Facts:
         storage_alignment=256,
         uniform_alignment=256,
     )
-    return Facts(
+    return CudaFacts(
         limits=limits,
         f16=True,
+        capability=capability,
         bandwidth=0.9 * 2 * memory_clock * bus / 8,
         flops=2.0 * _LANES.get(capability, 128) * cores * clock,
         matrix_flops=2.0 * _MATRIX.get(capability, 1024) * cores * clock,

@@ -94,7 +94,7 @@ def devices() -> list[DeviceInfo]:
     ]
 
 
-def open(spec: str) -> CudaBackend:  # noqa: A001 - the name that device.py calls
+def open(spec: str) -> CudaBackend:
     """The backend of ``cuda`` (the first device) or ``cuda:N``."""
     from .backend import CudaBackend
 

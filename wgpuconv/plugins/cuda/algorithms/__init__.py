@@ -6,6 +6,7 @@ from ....algorithms import Algorithm
 from .depthwise import Depthwise
 from .direct import Direct
 from .halo_mma import HaloMma
+from .halo_wgmma import HaloWgmma
 from .implicit_gemm import ImplicitGemm
 from .implicit_gemm_mma import ImplicitGemmMma
 
@@ -15,6 +16,7 @@ ALGORITHMS: tuple[Algorithm, ...] = (
     ImplicitGemm(),
     ImplicitGemmMma(),
     HaloMma(),
+    HaloWgmma(),
 )
 
 __all__ = ["ALGORITHMS"]

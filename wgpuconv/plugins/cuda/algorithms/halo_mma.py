@@ -219,7 +219,7 @@ class HaloMma(CudaAlgorithm):
             HALO_PIXELS=_halo_pixels(p, phase, tile, width),
             HALO_BUFFERS=buffers,
             CHANNELS_LAST=p.layout == "NHWC",
-            OUT_VECTOR=out_vector(p),
+            OUT_VECTOR=out_vector(p, rectangles=width > 0),
             SPLIT=splits > 1,
             SHARED_BYTES=_shared_bytes(tile, p, width),
             Out="f32" if splits > 1 else "f16",
@@ -237,9 +237,9 @@ class HaloMma(CudaAlgorithm):
                 in_w=p.w,
                 in_stride_h=phase.h.in_stride,
                 in_stride_w=phase.w.in_stride,
-                first_h=_first(phase.h),
-                first_w=_first(phase.w),
-                tap_span_h=_span(phase.h),
+                first_h=first_offset(phase.h),
+                first_w=first_offset(phase.w),
+                tap_span_h=span(phase.h),
                 image_rows=_image_rows(phase),
                 halo_w=_halo_columns(phase, width),
                 x_g=x.x_g,
@@ -293,28 +293,28 @@ class HaloMma(CudaAlgorithm):
 # ---- the geometry of halos ----
 
 
-def _first(axis: Axis) -> int:
+def first_offset(axis: Axis) -> int:
     return min((tap.offset for tap in axis.taps), default=0)
 
 
-def _span(axis: Axis) -> int:
+def span(axis: Axis) -> int:
     """Input pixels from the first tap of a pixel to its last, both included."""
-    return max((tap.offset for tap in axis.taps), default=0) - _first(axis) + 1
+    return max((tap.offset for tap in axis.taps), default=0) - first_offset(axis) + 1
 
 
 def _image_rows(phase: Phase) -> int:
-    return (phase.h.count - 1) * phase.h.in_stride + _span(phase.h)
+    return (phase.h.count - 1) * phase.h.in_stride + span(phase.h)
 
 
 def _halo_columns(phase: Phase, width: int) -> int:
-    return ((width or phase.w.count) - 1) * phase.w.in_stride + _span(phase.w)
+    return ((width or phase.w.count) - 1) * phase.w.in_stride + span(phase.w)
 
 
 @lru_cache(maxsize=4096)
 def _halo_pixels(p: ConvProblem, phase: Phase, tile: Tile, width: int) -> int:
     """Of the largest halo of any block."""
     if width:
-        rows = (tile.p // width - 1) * phase.h.in_stride + _span(phase.h)
+        rows = (tile.p // width - 1) * phase.h.in_stride + span(phase.h)
     else:
         pixels = p.n * phase.pixels
         first = np.arange(0, pixels, tile.p)
@@ -324,7 +324,7 @@ def _halo_pixels(p: ConvProblem, phase: Phase, tile: Tile, width: int) -> int:
             + pixel % phase.pixels // phase.w.count * phase.h.in_stride
             for pixel in (first, last)
         ]
-        rows = int((ends[1] - ends[0]).max()) + _span(phase.h)
+        rows = int((ends[1] - ends[0]).max()) + span(phase.h)
     return rows * _halo_columns(phase, width)
 
 
@@ -354,7 +354,7 @@ def _shared_bytes(tile: Tile, p: ConvProblem, width: int) -> int:
 
 def _shifts(phase: Phase, columns: int) -> bytes:
     """Pixels of the halo from the first tap's to each other one's."""
-    h = np.array([tap.offset for tap in phase.h.taps], np.int64) - _first(phase.h)
-    w = np.array([tap.offset for tap in phase.w.taps], np.int64) - _first(phase.w)
+    h = np.array([tap.offset for tap in phase.h.taps], np.int64) - first_offset(phase.h)
+    w = np.array([tap.offset for tap in phase.w.taps], np.int64) - first_offset(phase.w)
     shifts = (h[:, None] * columns + w[None, :]).ravel()
     return (shifts if shifts.size else np.zeros(1)).astype("<i4").tobytes()

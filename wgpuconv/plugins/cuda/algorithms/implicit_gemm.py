@@ -88,7 +88,12 @@ class ImplicitGemm(CudaAlgorithm):
             most = min(ceil_div(p.reduction, tile.k) // LEAST_STEPS, 32)
             filling = facts.cores * 128 / tile.threads
             wanted = {min(round(fill * filling / blocks), most) for fill in FILLS}
-            config = {"tile_m": tile.m, "tile_p": tile.p, "tile_k": tile.k, "stages": tile.stages}
+            config: Config = {
+                "tile_m": tile.m,
+                "tile_p": tile.p,
+                "tile_k": tile.k,
+                "stages": tile.stages,
+            }
             configs += [
                 config | {"splits": splits}
                 for splits in sorted({splits for splits in wanted if splits > 1} | {1})

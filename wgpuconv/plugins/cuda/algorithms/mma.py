@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -12,9 +12,19 @@ from ....algorithms.phases import NEVER, Phase
 from ....facts import Facts, Limits
 from ....plan import Config, Pass, Region, Shader, align, ceil_div, grid_1d
 from ....problem import ConvProblem
+from ..facts import cuda_facts
 
 SHARED_OF_CORE = 1024
 """Bytes of shared memory that the driver keeps of each block."""
+
+
+class Packed(Protocol):
+    """What the packed weight depends on of a tile."""
+
+    @property
+    def m(self) -> int: ...
+    @property
+    def k(self) -> int: ...
 
 
 class Tile(NamedTuple):
@@ -132,13 +142,20 @@ def source(problem: ConvProblem, limits: Limits, *, vector: int) -> Source:
 
 
 def pack_pass(
-    problem: ConvProblem, tile: Tile, steps: int, offsets: Region, packed: Region, limits: Limits
+    problem: ConvProblem,
+    tile: Packed,
+    steps: int,
+    offsets: Region,
+    packed: Region,
+    limits: Limits,
+    *,
+    cores: bool = False,
 ) -> Pass:
     """The pass that brings the weight into the order in which the kernels read it."""
     p = problem
     m_tiles = ceil_div(p.k_group, tile.m)
     return Pass(
-        Shader.of("pack_filters", p.dtype, TILE_M=tile.m, TILE_K=tile.k),
+        Shader.of("pack_filters", p.dtype, TILE_M=tile.m, TILE_K=tile.k, CORES=cores),
         params(
             m=p.k_group,
             m_tiles=m_tiles,
@@ -151,7 +168,7 @@ def pack_pass(
     )
 
 
-def packed_bytes(problem: ConvProblem, tile: Tile, steps: int) -> int:
+def packed_bytes(problem: ConvProblem, tile: Packed, steps: int) -> int:
     rows = problem.groups * ceil_div(problem.k_group, tile.m) * tile.m
     return max(rows * steps * tile.k, 8) * problem.itemsize
 
@@ -185,13 +202,18 @@ def tap_copies(phase: Phase, x: Strides, channels: int, vector: int, padded: int
     return table.tobytes()
 
 
-def out_vector(problem: ConvProblem) -> int:
-    """Elements that one store may take: side by side in the output, and aligned."""
+def out_vector(problem: ConvProblem, *, rectangles: bool = False) -> int:
+    """Elements that one store may take: side by side in the output, and aligned.
+
+    The pixels of ``rectangles`` end at the end of a row, others at that of an image.
+    """
     p = problem
     if p.layout == "NHWC":
         run = p.k_group
+    elif p.transposed:
+        run = 1
     else:
-        run = 1 if p.transposed else p.out_h * p.out_w
+        run = p.out_w if rectangles else p.out_h * p.out_w
     return next(v for v in (8, 4, 2, 1) if run % v == 0)
 
 
@@ -215,7 +237,7 @@ def mma_seconds(
     # Few warps leave the tensor cores waiting for each other's fragments.
     warps = tile.threads // 32 * min(in_flight, resident)
     efficiency = 0.9 * warps / (warps + 2) * tile.wp * tile.wm / (tile.wp * tile.wm + 1024)
-    core_rate = facts.matrix_flops / 2 / facts.cores * efficiency
+    core_rate = cuda_facts(facts).matrix_flops / 2 / facts.cores * efficiency
     compute = products * max(in_flight, 1.0) / core_rate
     # The second-level cache feeds a core with about 32 bytes a nanosecond.
     loads = steps * step_bytes * max(in_flight, 1.0) / 32e9

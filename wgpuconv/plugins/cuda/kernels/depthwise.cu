@@ -44,13 +44,13 @@ struct Params {
 constexpr int IN_ROWS = (ROWS - 1) * STRIDE_H + (R - 1) * DILATION_H + 1;
 
 // The tap of output row `row` under which input row `in` lies, or -1.
-constexpr int tap_of(int in, int row) {
+__device__ constexpr int tap_of(int in, int row) {
   const int below = in - row * STRIDE_H;
   return below >= 0 && below % DILATION_H == 0 && below / DILATION_H < R ? below / DILATION_H : -1;
 }
 
 // Whether any output row needs input row `in`: gaps arise from strides and dilations.
-constexpr bool is_needed(int in) {
+__device__ constexpr bool is_needed(int in) {
   for (int row = 0; row < ROWS; row++) {
     if (tap_of(in, row) >= 0) {
       return true;

@@ -82,7 +82,8 @@ constexpr int A_COPIES = A_FLOATS / 4 / THREADS;
 static_assert(A_FLOATS % (4 * THREADS) == 0, "whole copies of A");
 // Neighbouring threads copy neighbouring elements: of one k, or of four.
 constexpr int K_LANES = CHANNELS_LAST ? 4 : 1;
-constexpr int P_LANES = THREADS / K_LANES < TILE_P ? THREADS / K_LANES : TILE_P;
+// Two pixels a thread: a tap serves both, and a pixel's mask several taps.
+constexpr int P_LANES = THREADS / K_LANES < TILE_P / 2 ? THREADS / K_LANES : TILE_P / 2;
 constexpr int P_COPIES = TILE_P / P_LANES;
 constexpr int K_ROWS = THREADS / P_LANES;  // that one copy of each thread covers
 constexpr int K_COPIES = TILE_K / K_ROWS;
@@ -143,20 +144,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
       packed + (static_cast<long long>(group * params.m_tiles + m_tile) * params.k_steps +
                 first_step) *
                    A_FLOATS;
-  const int4* taps_at = taps + first_step * TILE_K + copy_k;
   int2 tap[K_COPIES];  // of the step that is copied next: loaded a step ahead
-  auto load_taps = [&]() {
+  auto load_taps = [&](int step) {
 #pragma unroll
     for (int j = 0; j < K_COPIES; j++) {
-      tap[j] = *reinterpret_cast<const int2*>(taps_at + j * K_ROWS);
+      tap[j] = *reinterpret_cast<const int2*>(taps + step * TILE_K + copy_k + j * K_ROWS);
     }
   };
-  load_taps();
+  load_taps(first_step);
 
-  int copied = first_step;
   unsigned to_slot = 0;
-  auto copy_step = [&]() {
-    if (copied < end_step) {
+  auto copy_step = [&](int step) {
+    if (step < end_step) {
       const unsigned a = stages + to_slot;
 #pragma unroll
       for (int i = 0; i < A_COPIES; i++) {
@@ -173,16 +172,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         }
       }
       packed_at += A_FLOATS;
-      taps_at += TILE_K;
-      load_taps();
-      copied++;
+      load_taps(step + 1);
       to_slot = to_slot == (STAGES - 1) * STAGE_FLOATS * 4 ? 0 : to_slot + STAGE_FLOATS * 4;
     }
     commit_copies();  // an empty group too, so that the count of groups is that of steps
   };
 #pragma unroll
   for (int i = 0; i < STAGES - 1; i++) {
-    copy_step();
+    copy_step(first_step + i);
   }
 
   // A thread's filters are m0 + 0..3 and m0 + 16..19, its pixels p0 + 0..3 and p0 + 32..35.
@@ -195,7 +192,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     wait_copies<STAGES - 2>();
     // This step's tiles are complete, and all have read the slot that is overwritten next.
     __syncthreads();
-    copy_step();
+    copy_step(step + STAGES - 1);
     const float* tile_a = shared + from_slot + m0;
     const float* tile_b = shared + from_slot + A_FLOATS + p0;
 #pragma unroll

@@ -218,10 +218,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   const Target<Scalar> target{y_of_pixel, bias + group * params.m, m_tile * TILE_M, params.m, params.y_m,
                       params.act_a, params.act_b};
   if constexpr (SPLIT) {
-    store_partial(sums, warp_p, warp_m, lane, target,
+    store_partial<16>(sums.acc, warp_p * WARP_P, warp_m * WARP_M, lane, target,
                   reinterpret_cast<float*>(y) + static_cast<long long>(split) * params.y_elements);
   } else {
-    store<TILE_P, TILE_M, THREADS, CHANNELS_LAST, OUT_VECTOR, ACTIVATION>(
-        sums, warp_p, warp_m, lane, target, shared, reinterpret_cast<Scalar*>(y));
+    store<TILE_P, TILE_M, THREADS, CHANNELS_LAST, OUT_VECTOR, ACTIVATION, 16>(
+        sums.acc, warp_p * WARP_P, warp_m * WARP_M, lane, target, shared, reinterpret_cast<Scalar*>(y));
   }
 }

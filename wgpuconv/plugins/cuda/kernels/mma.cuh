@@ -87,28 +87,29 @@ struct Target {
 // threads store VECTOR elements each of one contiguous run. The caller has made sure that nobody
 // reads `staged` any more. All threads call it.
 //
-// VECTOR filters of a pixel (CHANNELS_LAST) or VECTOR pixels of a filter lie side by side in y
+// A thread's sums are those of Sums; each 16 pixels are STEP_P after the last, from warp_p on, and
+// the filters begin at warp_m. VECTOR filters of a pixel (CHANNELS_LAST) or VECTOR pixels of a filter lie side by side in y
 // and are aligned.
 template <int TILE_P, int TILE_M, int THREADS, bool CHANNELS_LAST, int VECTOR,
-          Activation ACTIVATION, int WARP_P, int WARP_M, typename T>
-__device__ void store(const Sums<WARP_P, WARP_M>& sums, int warp_p, int warp_m, int lane,
+          Activation ACTIVATION, int STEP_P, int ROWS_P, int COLUMNS, typename T>
+__device__ void store(const float (&acc)[ROWS_P][COLUMNS][4], int warp_p, int warp_m, int lane,
                       const Target<T>& target, unsigned char* staged, T* y) {
   constexpr int PITCH = (CHANNELS_LAST ? TILE_M : TILE_P) + 8;  // rows begin on other banks
   T* tile = reinterpret_cast<T*>(staged);
 #pragma unroll
-  for (int j = 0; j < WARP_M / 8; j++) {
-    const int m = warp_m * WARP_M + j * 8 + lane % 4 * 2;  // within the tile
+  for (int j = 0; j < COLUMNS; j++) {
+    const int m = warp_m + j * 8 + lane % 4 * 2;  // within the tile
     const int last = target.m - 1;
     const float bias0 = to_float(target.bias[min(target.m0 + m, last)]);
     const float bias1 = to_float(target.bias[min(target.m0 + m + 1, last)]);
 #pragma unroll
-    for (int i = 0; i < WARP_P / 16; i++) {
+    for (int i = 0; i < ROWS_P; i++) {
 #pragma unroll
       for (int half = 0; half < 2; half++) {
-        const int p = warp_p * WARP_P + i * 16 + half * 8 + lane / 4;
-        const float v0 = activate<ACTIVATION>(sums.acc[i][j][2 * half] + bias0, target.act_a,
+        const int p = warp_p + i * STEP_P + half * 8 + lane / 4;
+        const float v0 = activate<ACTIVATION>(acc[i][j][2 * half] + bias0, target.act_a,
                                               target.act_b);
-        const float v1 = activate<ACTIVATION>(sums.acc[i][j][2 * half + 1] + bias1, target.act_a,
+        const float v1 = activate<ACTIVATION>(acc[i][j][2 * half + 1] + bias1, target.act_a,
                                               target.act_b);
         if constexpr (CHANNELS_LAST) {
           *reinterpret_cast<unsigned*>(tile + p * PITCH + m) = pack_pair<T>(v0, v1);
@@ -147,21 +148,21 @@ __device__ void store(const Sums<WARP_P, WARP_M>& sums, int warp_p, int warp_m, 
 }
 
 // The partial sums of a split product, as they are: reduce_splits finishes.
-template <int WARP_P, int WARP_M, typename T>
-__device__ void store_partial(const Sums<WARP_P, WARP_M>& sums, int warp_p, int warp_m, int lane,
+template <int STEP_P, int ROWS_P, int COLUMNS, typename T>
+__device__ void store_partial(const float (&acc)[ROWS_P][COLUMNS][4], int warp_p, int warp_m, int lane,
                               const Target<T>& target, float* y) {
 #pragma unroll
-  for (int i = 0; i < WARP_P / 16; i++) {
+  for (int i = 0; i < ROWS_P; i++) {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-      const int place = target.y_of_pixel[warp_p * WARP_P + i * 16 + half * 8 + lane / 4];
+      const int place = target.y_of_pixel[warp_p + i * STEP_P + half * 8 + lane / 4];
 #pragma unroll
-      for (int j = 0; j < WARP_M / 8; j++) {
-        const int m = target.m0 + warp_m * WARP_M + j * 8 + lane % 4 * 2;
+      for (int j = 0; j < COLUMNS; j++) {
+        const int m = target.m0 + warp_m + j * 8 + lane % 4 * 2;
 #pragma unroll
         for (int one = 0; one < 2; one++) {
           if (place >= 0 && m + one < target.m) {
-            y[place + (m + one) * target.y_m] = sums.acc[i][j][2 * half + one];
+            y[place + (m + one) * target.y_m] = acc[i][j][2 * half + one];
           }
         }
       }

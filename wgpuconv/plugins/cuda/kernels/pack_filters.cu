@@ -1,7 +1,7 @@
 // Packs the weight into the order in which the tensor-core kernels read it: tiles of TILE_M
 // filters, in them the steps over k, in each step the filters, and of each TILE_K products side
 // by side. Filters and products past the end become zeros, so that those kernels need no edge on
-// this side. Which weight stands at k is the host's choice: `offsets` has its place in a filter,
+// this side. With CORES, the filters of each 8 products lie side by side instead. Which weight stands at k is the host's choice: `offsets` has its place in a filter,
 // or -1.
 //
 // A block packs one filter: the weights that its threads gather lie in a few kilobytes, which the
@@ -12,6 +12,7 @@
 using Scalar = Half;
 constexpr int TILE_M = 128;
 constexpr int TILE_K = 32;
+constexpr bool CORES = false;  // eight filters of eight products lie side by side (for wgmma)
 constexpr int THREADS = 128;
 
 struct Params {
@@ -41,7 +42,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
       const int offset = offsets[k + i];
       v.scalars[i] = m < params.m && offset >= 0 ? filter[offset] : from_float<Scalar>(0.0f);
     }
-    const long long row = (static_cast<long long>(tile) * params.k_steps + k / TILE_K) * TILE_M;
-    *reinterpret_cast<uint4*>(packed + (row + m % TILE_M) * TILE_K + k % TILE_K) = v.all;
+    const long long step = static_cast<long long>(tile) * params.k_steps + k / TILE_K;
+    const int place = CORES ? k % TILE_K * TILE_M + m % TILE_M * VECTOR
+                            : m % TILE_M * TILE_K + k % TILE_K;
+    *reinterpret_cast<uint4*>(packed + step * (TILE_M * TILE_K) + place) = v.all;
   }
 }

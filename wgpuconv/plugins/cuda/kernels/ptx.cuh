@@ -36,9 +36,13 @@ __device__ unsigned pack_pair(float low, float high);
 
 template <>
 __device__ inline unsigned pack_pair<Half>(float low, float high) {
+#if __CUDA_ARCH__ >= 800
   unsigned packed;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
   return packed;
+#else
+  return from_float<Half>(low).bits | from_float<Half>(high).bits << 16;
+#endif
 }
 
 // ---- shared memory ----
