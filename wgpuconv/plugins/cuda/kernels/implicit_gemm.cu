@@ -17,6 +17,7 @@
 
 #include "ptx.cuh"
 #include "activations.cuh"
+#include "gather.cuh"
 
 using Scalar = float;
 constexpr int TILE_M = 128;
@@ -128,15 +129,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     const int h = q / params.q_w * params.in_stride_h;
     const int w = q % params.q_w * params.in_stride_w;
     origin[i] = group * params.x_g + p / params.q_hw * params.x_n + h * params.x_h + w * params.x_w;
-    inside[i] = 0;
-    for (int r = 0; r < params.tap_rows; r++) {
-      const unsigned row = h + params.tap_h + r * params.tap_step_h;  // huge before the border
-      inside[i] |= (row < static_cast<unsigned>(params.in_h) ? 1 : 0) << r;
-    }
-    for (int s = 0; s < params.tap_columns; s++) {
-      const unsigned column = w + params.tap_w + s * params.tap_step_w;
-      inside[i] |= (column < static_cast<unsigned>(params.in_w) ? 0x10000 : 0) << s;
-    }
+    inside[i] =
+        taps_inside(h + params.tap_h, params.tap_step_h, params.tap_rows, params.in_h) |
+        taps_inside(w + params.tap_w, params.tap_step_w, params.tap_columns, params.in_w) << 16;
   }
 
   const unsigned stages = shared_address(shared);
