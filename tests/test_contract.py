@@ -143,9 +143,11 @@ def test_every_configuration_on_hardware(on: Device, problem: ConvProblem, dtype
     if dtype == "f16" and not on.facts.f16:
         pytest.skip(f"{on.name} has no shader-f16")
     problem = problem.with_(dtype=dtype)
-    for algorithm in accepting(problem):
-        for config in algorithm.configs(problem, on.facts):
-            verify(on, algorithm, problem, config)
+    found = [(a, c) for a in accepting(problem) for c in a.configs(problem, on.facts)]
+    # A driver takes up to a second a kernel, and there are hundreds.
+    on.backend.warm([lowered(a, problem, config, on.facts) for a, config in found])
+    for algorithm, config in found:
+        verify(on, algorithm, problem, config)
 
 
 # ---- many problems ----

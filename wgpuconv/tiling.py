@@ -95,6 +95,7 @@ def lower(
             plan = algorithm.lower(part.problem, config, facts, workspace_limit)
             plans[part.problem] = plan
         where: dict[Role, Region] = {"workspace": Region("workspace", 0, plan.workspace)}
+        where |= {role: Region(role, 0, size) for role, size in plan.staged}
         if plan.tables not in table_at:
             table_at[plan.tables] = tables.add(plan.tables)
         where["tables"] = table_at[plan.tables]
@@ -109,6 +110,9 @@ def lower(
                 prepare.add(part, plan.prepare, where)
                 packed.append((part.weight, plan, where["prepared"]))
         passes.add(part, plan.passes, where)
+    staged = _union(passes.staged, prepare.staged)
+    for plan in plans.values():
+        staged = _union(staged, dict(plan.staged))
     whole = Plan(
         problem,
         algorithm.name,
@@ -117,8 +121,9 @@ def lower(
         prepare=tuple(prepare.recorded),
         workspace=max((plan.workspace for plan in plans.values()), default=0),
         prepared=prepared,
-        staged=tuple(sorted(_union(passes.staged, prepare.staged).items())),
+        staged=tuple(sorted(staged.items())),
         tables=tables.blob(),
+        bilinear=next((plan.bilinear for plan in plans.values()), None),
     )
     for what, size in (("packed weights", prepared), ("tables", len(whole.tables))):
         if size > limits.max_buffer:

@@ -31,7 +31,14 @@ class Gemm1x1(Algorithm):
     def configs(self, problem: ConvProblem, facts: Facts) -> list[Config]:
         p = problem
         pixels = p.n * p.h * p.w
-        return tile_configs(p, facts, m=p.k_group, reduction=p.c_group, pixels=pixels)
+        return tile_configs(
+            facts,
+            m=p.k_group,
+            reduction=p.c_group,
+            pixels=pixels,
+            groups=p.groups,
+            itemsize=p.itemsize,
+        )
 
     def refuse(self, problem: ConvProblem, facts: Facts) -> str | None:
         p = problem
@@ -64,7 +71,6 @@ class Gemm1x1(Algorithm):
             w_m=p.c_group,
         )
         step = gemm_pass(
-            p,
             config,
             limits,
             (
@@ -74,6 +80,8 @@ class Gemm1x1(Algorithm):
                 ("y", Region("out")),
             ),
             activation=p.activation,
+            dtype=p.dtype,
+            groups=p.groups,
             b_dtype=p.dtype,
             y_dtype=p.dtype,
             images=p.n,

@@ -44,7 +44,14 @@ class Im2colGemm(Algorithm):
     def configs(self, problem: ConvProblem, facts: Facts) -> list[Config]:
         p = problem
         pixels = p.n * p.out_h * p.out_w
-        return tile_configs(p, facts, m=p.k_group, reduction=p.reduction, pixels=pixels)
+        return tile_configs(
+            facts,
+            m=p.k_group,
+            reduction=p.reduction,
+            pixels=pixels,
+            groups=p.groups,
+            itemsize=p.itemsize,
+        )
 
     def refuse(self, problem: ConvProblem, facts: Facts) -> str | None:
         return None if self.configs(problem, facts) else weight_too_large(problem, facts)
@@ -108,11 +115,12 @@ class Im2colGemm(Algorithm):
             )
             passes.append(
                 gemm_pass(
-                    p,
                     config,
                     limits,
                     (("b", columns), ("packed", packed), ("bias", bias), ("y", Region("out"))),
                     activation=p.activation,
+                    dtype=p.dtype,
+                    groups=p.groups,
                     b_dtype=p.dtype,
                     y_dtype=p.dtype,
                     images=images,

@@ -40,7 +40,14 @@ class ImplicitGemm(Algorithm):
         p = problem
         pixels = p.n * max(phase.pixels for phase in phases(p))
         configs = []
-        for tiled in tile_configs(p, facts, m=p.k_group, reduction=p.reduction, pixels=pixels):
+        for tiled in tile_configs(
+            facts,
+            m=p.k_group,
+            reduction=p.reduction,
+            pixels=pixels,
+            groups=p.groups,
+            itemsize=p.itemsize,
+        ):
             tile = tile_of(tiled)
             workgroups = self._workgroups(p, tile.m, tile.p)
             filling = facts.cores * 128 / tile.workgroup
@@ -198,7 +205,7 @@ class ImplicitGemm(Algorithm):
         )
         shader = gemm_shader(
             "implicit_gemm",
-            p,
+            p.dtype,
             config,
             Out="f32" if split else p.dtype,
             BORDER=border,
