@@ -191,7 +191,15 @@ def test_slow_sides_take_few_samples_after_the_others() -> None:
     assert [len(racer.samples) for racer in sides] == [FEW, 7, 7]
     counted = [name for name, _ in world.log[seen[0] :]]
     assert counted == ["slow"] * 2 * FEW  # each after a run that is not counted
-    assert "slow" not in [name for name, _ in world.log[3 : seen[0]]]
+    assert [name for name, _ in world.log[: seen[0]]].count("slow") == 2  # both at the beginning
+
+
+def test_a_side_is_not_slow_because_it_was_disturbed_once() -> None:
+    world = World()
+    disturbed = Fake(world, "disturbed", lambda n: 0.1 if n == 1 else 1e-3)
+    sides = racers(Fake(world, "a", 1e-3), disturbed)
+    race(sides, RULES, clock=world.clock)
+    assert [len(racer.samples) for racer in sides] == [7, 7]
 
 
 def test_a_side_that_turns_out_slow_is_dropped_after_a_few_rounds() -> None:

@@ -295,6 +295,9 @@ def race(
             short, racer.estimate = racer.estimate, math.inf
             racer.take(_repeats(short, rules.sample))
     limit = SLOW * min((racer.estimate for racer in racers if racer.runs), default=math.inf)
+    for racer in racers:
+        if racer.estimate > limit:  # or it was disturbed
+            racer.take(_repeats(racer.estimate, rules.sample))
     quick = [racer for racer in racers if racer.estimate <= limit]
     slow = [racer for racer in racers if racer.estimate > limit]
     tell("spinning up")

@@ -266,8 +266,11 @@ def results_table(result: ProblemResult, run: Run) -> Table:
     numbers = ("us", name, against, "error", "scratch", *optional)
     shown = table("", "side", *numbers, right=numbers)
     several = len({side.on for side in result.sides}) > 1
+    dtype = summary.dtype_of(result)
     for row, side in enumerate(result.sides):
-        title = Text(_title(side, result, several), style="bold" if side in first else "")
+        other = side.prepared or not side.same_work or side.precision != dtype
+        style = "bold" if side in first else "dim" if other else ""
+        title = Text(_title(side, dtype, several), style=style)
         if side.failure:
             title.append(f"\n{side.failure}", style="red")
         ratio = summary.ratio(side, reference)
@@ -284,10 +287,10 @@ def results_table(result: ProblemResult, run: Run) -> Table:
     return shown
 
 
-def _title(side: Side, result: ProblemResult, several: bool) -> str:
+def _title(side: Side, dtype: str, several: bool) -> str:
     """A side's name; its precision where that is not the problem's and does not stand there."""
     text = side.name if several else side.what
-    lossy = side.precision != summary.dtype_of(result) and side.precision not in side.what
+    lossy = side.precision != dtype and side.precision not in side.what
     return f"{text}, {side.precision}" if lossy else text
 
 
@@ -319,7 +322,7 @@ def _verdict(result: ProblemResult, run: Run) -> str:
     best = summary.leaders(replace(result, sides=ours))
     if best and not first[0].ours:
         ratio = summary.ratio(best[0], first[0])
-        text += f"; of ours {_names(best)}" + (f", {ratio:.2f} times that" if ratio else "")
+        text += f"; of ours {_names(best)}, {significant(ratio or 0)} times as long"
     return f"{text}."
 
 
