@@ -96,6 +96,35 @@ def test_weights_prepared_beforehand_are_another_side(device: Device) -> None:
     assert all(side.error and side.samples for side in found.sides)
 
 
+@pytest.mark.parametrize(("times", "tuned"), [(4.0, False), (2.0, True)])
+def test_an_algorithm_far_behind_is_not_tuned_on_its_own(
+    device: Device, monkeypatch: pytest.MonkeyPatch, times: float, tuned: bool
+) -> None:
+    problem, plain, asked = SMALL.problem, device.choose, []
+    candidates = device.survey(problem).candidates
+    slow = [c.label for c in candidates if c.algorithm == "direct"][-1]
+    fast = plain(problem, algorithm="im2col_gemm")
+    timings = ((fast.plan.label, 1e-3), (slow, times * 1e-3))
+
+    def choose(problem: ConvProblem, *, algorithm: str = "auto") -> Any:
+        asked.append(algorithm)
+        return (
+            replace(fast, timings=timings)
+            if algorithm == "auto"
+            else plain(problem, algorithm=algorithm)
+        )
+
+    monkeypatch.setattr(device, "choose", choose)
+    offer = OurDevice(device, algorithms=["im2col_gemm", "direct"]).offer(
+        problem, lambda step: None
+    )
+    labels = {c.side.what: c.side.label for c in offer.contenders if not c.side.prepared}
+    assert labels["im2col_gemm"] == fast.plan.label
+    assert asked == (["auto", "direct"] if tuned else ["auto"])
+    if not tuned:
+        assert labels["direct"] == slow
+
+
 def test_algorithms_can_be_named(device: Device) -> None:
     (found,) = measure([SMALL], device, algorithms=("direct", "col2im"))
     assert [side.what for side in found.sides] == ["direct"]
