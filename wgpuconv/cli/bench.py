@@ -249,8 +249,8 @@ def heading(result: ProblemResult) -> Text:
 def results_table(result: ProblemResult, run: Run) -> Table:
     """All sides on one problem; the tuner's choice has a star."""
     baseline = summary.baseline_of(run, result)
-    reference = baseline or summary.fastest(result.sides)
     first = summary.leaders(result)[:1]
+    reference = baseline or (first[0] if first else None)
     seconds = [side.seconds for side in result.sides if side.seconds]
     tera = bool(seconds) and result.flop / min(seconds) >= 1e11
     unit, name = (1e12, "TFLOP/s") if tera else (1e9, "GFLOP/s")
@@ -260,7 +260,10 @@ def results_table(result: ProblemResult, run: Run) -> Table:
         "roof": [_percent(shares[id(side)]) for side in result.sides],
         "call": [micro(side.call) for side in result.sides],
         "numpy": [micro(side.end_to_end) for side in result.sides],
-        "first": [micro(side.first_call) for side in result.sides],
+        "first s": [
+            "-" if side.first_call is None else significant(side.first_call)
+            for side in result.sides
+        ],
     }
     optional = {title: cells for title, cells in optional.items() if any(c != "-" for c in cells)}
     numbers = ("us", name, against, "error", "scratch", *optional)
@@ -333,10 +336,12 @@ def _names(sides: Sequence[Side]) -> str:
 
 
 def refusals_table(result: ProblemResult) -> Table:
-    """The sides that do not apply, and why."""
+    """The sides that do not apply, and why; of one device alone without its name."""
+    device = next(iter(result.choice)) if len(result.choice) == 1 else ""
     shown = Table.grid(padding=(0, 1))
     for name, why in result.refusals.items():
-        shown.add_row("  ", Text(name, style="dim"), Text(why, style="dim"))
+        algorithm = name.removeprefix(f"{device} ")
+        shown.add_row("  ", Text(algorithm, style="dim"), Text(why, style="dim"))
     return shown
 
 
@@ -345,8 +350,10 @@ def _summary(run: Run) -> None:
     groups = summary.groups(run)
     if not groups:
         return
-    against = (f"/ {run.baseline}", "worst", "at", "won") if run.baseline else ()
-    numbers = ("geomean us", *against[:2], *against[3:], "total us")
+    named = all(result.name for result in run.results)
+    against = [f"/ {run.baseline}", "worst", *(["at"] if named else []), "won"]
+    against = against if run.baseline else []
+    numbers = ("geomean us", *(title for title in against if title != "at"), "total us")
     shown = table("of all", "problems", "geomean us", *against, "total us", right=numbers)
     for group in groups:
         sides = [side for r in run.results if (side := group.best(r)) is not None]
@@ -359,11 +366,11 @@ def _summary(run: Run) -> None:
                 [
                     significant(found.mean),
                     significant(found.worst),
-                    found.worst_at,
+                    *([found.worst_at] if named else []),
                     f"{found.wins} of {found.problems}",
                 ]
                 if found.problems and not own
-                else ["-"] * 4
+                else ["-"] * len(against)
             )
         of = f" on {group.dtype}" if group.precision != group.dtype else ""
         shown.add_row(Text(f"{group.name}{of}"), *cells, micro(total))
