@@ -279,7 +279,17 @@ def test_a_problem_larger_than_the_memory_is_not_begun() -> None:
     (found,) = run([huge], [Group("gpu", [fake])], rules=RULES, clock=world.clock)
     assert found.failure is not None
     assert "GiB of this machine's memory" in found.failure
+    assert found.sides == ()
     assert not fake.verified
+
+
+def test_data_that_do_not_fit_are_one_problems_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(problem: Any) -> None:
+        raise MemoryError("Unable to allocate 9 GiB")
+
+    monkeypatch.setattr(runner, "Check", full)
+    found = measured(Group("gpu", [Fake(World(), "a", 1e-3)]), world=World())
+    assert found.failure == "this machine has no memory for the data: Unable to allocate 9 GiB"
 
 
 def test_an_empty_problem_is_refused() -> None:

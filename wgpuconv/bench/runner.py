@@ -150,7 +150,8 @@ class _Heat:
         finally:
             for participant in self._participants:
                 self._leave(participant)
-        sides = [racer.side for racer in racers] + self._failed
+        sides = [racer.side for racer in racers if failure is None or not racer.runs]
+        sides += self._failed
         return ProblemResult(
             name=self._entry.name,
             problem=str(self._entry.problem),
@@ -195,7 +196,10 @@ class _Heat:
         if shortage is not None:
             return shortage
         self._say("making data")
-        judge = Judge(Check(self._entry.problem))
+        try:
+            judge = Judge(Check(self._entry.problem))
+        except MemoryError as error:
+            return f"this machine has no memory for the data: {sentence(error)}"
         for racer in racers:
             self._say(f"checking {racer.side.name}")
             racer.verify(judge)
