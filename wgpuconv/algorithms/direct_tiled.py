@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from ..facts import Facts
 from ..plan import Config, Pass, Plan, Region, Shader, Tables, ceil_div, grid_1d
 from ..problem import ConvProblem
@@ -12,25 +14,12 @@ from .base import (
     params,
     roofline,
     strides,
-    window_params,
 )
 
-BLOCKS = (
-    (16, 4, 1),
-    (16, 2, 2),
-    (16, 2, 1),
-    (16, 1, 4),
-    (16, 1, 2),
-    (8, 4, 2),
-    (8, 4, 1),
-    (8, 2, 4),
-    (8, 2, 2),
-    (8, 1, 4),
-    (32, 2, 1),
-    (32, 1, 2),
-    (4, 4, 1),
-)
+BLOCKS = ((16, 4, 1), (16, 2, 2), (16, 2, 1), (16, 1, 2), (8, 2, 2), (32, 2, 1), (4, 4, 1))
 """Filters, columns and rows of an invocation: as many of each as registers hold."""
+PAIRS = ((16, 2, 2), (16, 2, 1), (8, 2, 4), (8, 2, 2), (32, 2, 1), (4, 2, 2))
+"""The same where neighbouring columns are read and written two at a time."""
 MOST_WRITTEN = 1200
 """Multiply-adds up to which the rows of a channel are written out: more leave the code cache."""
 STAGED_BYTES = 16384
@@ -41,27 +30,29 @@ class DirectTiled(Algorithm):
     name = "direct_tiled"
     summary = "pixels by filters in registers, weights in workgroup memory; for few channels"
     ops = ("conv2d",)
-    shaders = ("direct_tiled",)
+    shaders = ("direct_tiled", "direct_pairs")
 
     def configs(self, problem: ConvProblem, facts: Facts) -> list[Config]:
         p = problem
         most = min(facts.limits.max_invocations, facts.limits.max_workgroup_size)
+        sizes = (64,) if facts.software else (128, 256)
         return [
             {
                 "filters": filters,
-                "pixels": pixels,
+                "columns": columns,
                 "rows": rows,
-                "workgroup": workgroup,
+                "pairs": pairs,
+                "workgroup": min(size, most),
                 "unroll": not facts.software,  # CPU drivers take seconds to compile long kernels
             }
-            for filters, pixels, rows in BLOCKS
-            if (not facts.software or filters * pixels * rows <= 16)
+            for pairs, blocks in ((True, PAIRS if _in_pairs(p) else ()), (False, BLOCKS))
+            for filters, columns, rows in blocks
+            if (filters == 4 or not facts.software)
             and filters < 2 * max(p.k_group, 4)
             and rows < 2 * p.out_h
-            and (rows == 1 or p.dilation[0] == 1)
             and 4 * filters * p.r * p.s <= STAGED_BYTES
-            for workgroup in (64, 128, 256)
-            if workgroup <= most and (workgroup == 64 or not facts.software)
+            and (rows == 1 or p.dilation[0] == 1)
+            for size in sizes
         ]
 
     def refuse(self, problem: ConvProblem, facts: Facts) -> str | None:
@@ -72,85 +63,126 @@ class DirectTiled(Algorithm):
     def lower(
         self, problem: ConvProblem, config: Config, facts: Facts, workspace_limit: int
     ) -> Plan:
-        p = problem
+        p, x = problem, strides(problem)
         tables = Tables(facts.limits)
-        filters, pixels = int(config["filters"]), int(config["pixels"])
-        rows, workgroup = int(config["rows"]), int(config["workgroup"])
+        block = _Block.of(config)
         unroll = bool(config["unroll"])
-        written = p.r * p.s * filters * pixels * rows
-        channel = p.r * p.s * filters // 4  # quads
+        channel = p.r * p.s * block.filters // 4  # quads of weights
         staged = min(p.c_group, STAGED_BYTES // 16 // channel)
-        columns = ceil_div(p.out_h, rows) * p.out_w
-        window = window_params(p)
-        del window["stride_h"]
-        step = Pass(
-            Shader.of(
-                "direct_tiled",
-                p.dtype,
-                p.activation,
-                FILTERS=filters,
-                PIXELS=pixels,
-                ROWS=rows,
-                WORKGROUP=workgroup,
-                TAPS_H=p.r,
-                TAPS_W=p.s,
-                STRIDE_H=p.stride[0],
-                UNROLL_ROWS=unroll and written <= MOST_WRITTEN,
-                UNROLL_TAPS=unroll,
-                STAGED=staged * channel,
-                BORDER=_has_border(p),
-            ),
-            params(
+        shared = {
+            "FILTERS": block.filters,
+            "ROWS": block.rows,
+            "WORKGROUP": block.workgroup,
+            "TAPS_H": p.r,
+            "TAPS_W": p.s,
+            "STRIDE_H": p.stride[0],
+            "STAGED": staged * channel,
+            "BORDER": any(p.padding),
+            "UNROLL_ROWS": unroll and p.r * p.s * block.outputs <= MOST_WRITTEN,
+            "UNROLL_TAPS": unroll,
+        }
+        columns = ceil_div(p.out_h, block.rows) * p.out_w
+        sizes = {
+            "out_h": p.out_h,
+            "h": p.h,
+            "c_group": p.c_group,
+            "k_group": p.k_group,
+            "groups": p.groups,
+            "stage_channels": staged,
+            "pad_top": p.padding[0],
+            **activation_params(p),
+        }
+        if config["pairs"]:
+            shift = p.padding[2] % 2
+            shader = Shader.of(
+                "direct_pairs", p.dtype, p.activation, **shared, STRIDE_W=p.stride[1], SHIFT=shift
+            )
+            values = params(
+                **sizes,
+                columns=p.n * columns // 2,
+                image_columns=columns // 2,
+                out_pairs=p.out_w // 2,
+                w_pairs=p.w // 2,
+                pad_pairs=(p.padding[2] + shift) // 2,
+                x_n=x.x_n // 2,
+                x_c=x.x_c // 2,
+                x_h=x.x_h // 2,
+                y_n=x.y_n // 2,
+                y_k=x.y_k // 2,
+                y_h=x.y_h // 2,
+            )
+        else:
+            shader = Shader.of(
+                "direct_tiled", p.dtype, p.activation, **shared, PIXELS=block.columns
+            )
+            values = params(
+                **sizes,
                 columns=p.n * columns,
                 image_columns=columns,
-                out_h=p.out_h,
                 out_w=p.out_w,
-                h=p.h,
                 w=p.w,
-                c_group=p.c_group,
-                k_group=p.k_group,
-                groups=p.groups,
-                stage_channels=staged,
-                **window,
-                **strides(p)._asdict(),
-                **activation_params(p),
-            ),
+                stride_w=p.stride[1],
+                pad_left=p.padding[2],
+                dilation_h=p.dilation[0],
+                dilation_w=p.dilation[1],
+                **x._asdict(),
+            )
+        step = Pass(
+            shader,
+            values,
             (
                 ("x", Region("input")),
                 ("weight", Region("weight")),
                 ("bias", bias_region(p, tables)),
                 ("y", Region("out")),
             ),
-            grid_1d(
-                ceil_div(p.n * columns, workgroup * pixels)
-                * ceil_div(p.k_group, filters)
-                * p.groups,
-                facts.limits,
-            ),
+            grid_1d(block.workgroups(p), facts.limits),
         )
         return Plan(p, self.name, config, (step,), tables=tables.blob())
 
     def cost(self, problem: ConvProblem, config: Config, facts: Facts) -> float:
-        p = problem
-        filters, pixels, rows, workgroup = (
-            int(config[name]) for name in ("filters", "pixels", "rows", "workgroup")
-        )
-        # A multiply-add takes a share of an input element, which rows share too, and of a quad
-        # of weights.
-        rows_in = (rows - 1) * p.stride[0] + p.r
-        loads = rows_in / (rows * p.r * filters) + 1 / (4 * pixels)
-        columns = p.n * ceil_div(p.out_h, rows) * p.out_w
-        blocks = ceil_div(p.k_group, filters)
-        workgroups = ceil_div(columns, workgroup * pixels) * blocks * p.groups
+        p, block = problem, _Block.of(config)
+        # A multiply-add takes a share of an input element, which rows and pairs share too, and of
+        # a quad of weights.
+        rows_in = (block.rows - 1) * p.stride[0] + p.r
+        loads = rows_in / (block.rows * p.r * block.filters)
+        if config["pairs"]:
+            loads *= ceil_div(p.stride[1] + p.s, 2) / (2 * p.s)
+        loads += 1 / (4 * block.columns)
+        columns = p.n * ceil_div(p.out_h, block.rows) * p.out_w
+        outputs = ceil_div(p.k_group, block.filters) * block.filters * columns * block.rows
         return roofline(
             p,
             facts,
             efficiency=0.6 / (1 + 2 * loads),
-            waste=blocks * filters / p.k_group * columns * rows / (p.n * p.out_h * p.out_w),
-            workgroups=ceil_div(workgroups * workgroup, 512),
-            span=p.reduction * (facts.latency / 4 + filters * pixels * rows * facts.cycle),
+            waste=outputs / (p.n * p.k_group * p.out_h * p.out_w),
+            workgroups=ceil_div(block.workgroups(p) * block.workgroup, 512),
+            span=p.reduction * (facts.latency / 4 + block.outputs * facts.cycle),
         )
 
 
-def _has_border(p: ConvProblem) -> bool:
-    return any(p.padding)
+class _Block(NamedTuple):
+    """What an invocation computes, and how many of them are a workgroup."""
+
+    filters: int
+    columns: int
+    rows: int
+    workgroup: int
+
+    @classmethod
+    def of(cls, config: Config) -> _Block:
+        return cls(*(int(config[name]) for name in cls._fields))
+
+    @property
+    def outputs(self) -> int:
+        return self.filters * self.columns * self.rows
+
+    def workgroups(self, p: ConvProblem) -> int:
+        columns = p.n * ceil_div(p.out_h, self.rows) * p.out_w
+        patches = ceil_div(columns, self.workgroup * self.columns)
+        return patches * ceil_div(p.k_group, self.filters) * p.groups
+
+
+def _in_pairs(p: ConvProblem) -> bool:
+    """Whether rows of input and output begin and end with whole pairs of pixels."""
+    return p.layout == "NCHW" and p.dilation == (1, 1) and p.w % 2 == 0 and p.out_w % 2 == 0
