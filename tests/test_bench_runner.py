@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -46,8 +47,11 @@ class Fake:
         on: str = "gpu",
         fails_at: int | None = None,
         wrong: bool = False,
+        alone: bool = True,
+        meet: threading.Barrier | None = None,
         **more: Any,
     ) -> None:
+        self.alone, self._meet = alone, meet
         self.side = Side(on, name, "f32", True, label=f"{name}()", **more)
         self._world, self._fails_at, self._wrong = world, fails_at, wrong
         self._seconds = seconds if callable(seconds) else lambda taken, value=seconds: value
@@ -56,6 +60,8 @@ class Fake:
 
     def verify(self, judge: Judge) -> float:
         assert judge.problem == ENTRY.problem
+        if self._meet is not None:
+            self._meet.wait(timeout=10)
         if self._wrong:
             raise ValueError("wrong result:\n0 of 1")
         self.verified = True
@@ -242,6 +248,28 @@ def test_a_wrong_result_is_not_timed() -> None:
     assert wrong.taken == 0
 
 
+def test_peers_are_verified_side_by_side_except_who_measures() -> None:
+    world, meet = World(), threading.Barrier(2)
+    found = measured(
+        Group("gpu", [Fake(world, "alone", 1e-3)]),
+        Group("a", [Fake(world, "a", 1e-3, on="a", alone=False, meet=meet)]),
+        Group("b", [Fake(world, "b", 1e-3, on="b", alone=False, meet=meet)]),
+        Group("c", [Fake(world, "c", 1e-3, on="c", alone=False, wrong=True)]),
+        world=world,
+    )
+    failed = {side.what: side.failure for side in found.sides}
+    assert failed == {"alone": None, "a": None, "b": None, "c": "wrong result: 0 of 1"}
+    lonely = threading.Barrier(2)
+
+    def short_wait(timeout: float) -> int:
+        return threading.Barrier.wait(lonely, 0.01)
+
+    lonely.wait = short_wait  # type: ignore[assignment, method-assign]
+    fakes = [Fake(world, name, 1e-3, on=name, meet=lonely) for name in "ab"]
+    found = measured(*(Group(fake.side.on, [fake]) for fake in fakes), world=world)
+    assert found.failure is not None  # neither was there while the other waited
+
+
 def test_a_participant_that_fails_is_a_line() -> None:
     world = World()
     lost = Group("dawn", [], error=DeviceLostError("the device is lost"))
@@ -336,13 +364,14 @@ def test_calls_are_measured_of_the_choice_and_the_fastest() -> None:
     names = {"chosen": 3e-3, "fastest": 1e-3, "other": 2e-3}
     fakes = [Fake(world, name, seconds) for name, seconds in names.items()]
     fakes.append(Fake(world, "cheat", 1e-4, prepared=True))
+    fakes.append(Fake(world, "no other", 1e-3, on="ncnn", prepared=True))
     fakes.append(Fake(world, "less", 1e-4, same_work=False))
     found = measured(
         Group("gpu", fakes), world=world, measures=("kernel", "call", "end-to-end", "first")
     )
     called = {side.what for side in found.sides if side.call is not None}
-    assert called == {"chosen", "fastest"}
-    assert found.sides[2].first_call == 1.5
+    assert called == {"chosen", "fastest", "no other"}
+    assert {side.first_call for side in found.sides} == {None, 1.5}
     assert all(side.end_to_end is None for side in found.sides)
     assert found.refusals["gpu fastest: end-to-end"] == "no numpy here"
 

@@ -133,6 +133,8 @@ def _far_behind(choice: Choice, algorithm: str) -> str | None:
 class _Ours:
     """An algorithm, weights prepared within its time."""
 
+    alone = True
+
     def __init__(self, device: OurDevice, problem: ConvProblem, plan: Plan, asked: str) -> None:
         self._device = device
         self._problem = problem
