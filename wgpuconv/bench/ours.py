@@ -11,9 +11,10 @@ from ..errors import AlgorithmRefusedError, UnsupportedFeatureError
 from ..plan import Plan
 from ..planner import Survey, lower
 from ..problem import ConvProblem
+from ..tuning import roofline
 from ..tuning.tuner import Choice
 from ..tuning.workbench import Workbench
-from . import calls, roofline
+from . import calls
 from .accuracy import Judge
 from .result import DeviceFacts, Side
 from .runner import Contender, Offer

@@ -13,23 +13,31 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import DeviceError, OutOfDeviceMemoryError
+from ..errors import (
+    DeviceError,
+    DeviceLostError,
+    ForkedProcessError,
+    OutOfDeviceMemoryError,
+)
 from ..facts import Facts
 from ..plan import Pass, Plan, Region, Shader, grid_1d
 from ..problem import ConvProblem
 
-COPIED = {False: 512 << 20, True: 16 << 20}
-"""Bytes of each array of the copy, on a GPU and on a software driver: far more than caches hold,
-for the rate not to be theirs."""
+COPIED = {False: 256 << 20, True: 16 << 20}
+"""Bytes of each array of the copy, on a GPU and on a software driver: the two hold several times
+what most caches do, for the rate not to be theirs."""
 WORKGROUP = 256
 CHAINS, STEPS = 32, 8
 """As in probe_fma.wgsl: independent chains an invocation, and steps of each in one turn."""
 FACTOR, TERM = 0.5, 0.25
 """Of each step. Chains so tend to 0.5, far from what is too large or too small."""
-SPIN_UP = 0.5
+SPIN_UP = 0.3
+"""Seconds of multiply-adds that bring up a GPU's clock."""
 SAMPLE = {False: 5e-3, True: 20e-3}
 """Seconds that a sample of the multiply-adds lasts at least."""
 SAMPLES = 5
+COPIES = {False: 4, True: 1}
+"""Copies in one sample."""
 LINEAR = 0.7
 """Twice the work must take between 2 * 0.7 and 2 / 0.7 times as long, else something else than
 the work was timed."""
@@ -53,15 +61,18 @@ class Implausible(Exception):
     """A time or a result that cannot be; the text says which."""
 
 
-def measure(machine: Any) -> Roofline:
-    """Takes about a second on a GPU. ``machine`` is a backend that runs WGSL."""
+def measure(machine: Any, tell: Callable[[int, int], None] = lambda done, total: None) -> Roofline:
+    """Takes about a second on a GPU. ``machine`` is a backend that runs WGSL; ``tell`` hears how
+    many of how many rates are measured. Raises DeviceLostError and ForkedProcessError."""
     found: dict[str, float | None] = {}
     notes: list[str] = []
+    # The multiply-adds come first, since they bring up the clock.
     probes: dict[str, Callable[[Any], float]] = {
-        "copy bandwidth": copy_bandwidth,
         "multiply-add rate": fma_rate,
+        "copy bandwidth": copy_bandwidth,
     }
-    for what, probe in probes.items():
+    for done, (what, probe) in enumerate(probes.items()):
+        tell(done, len(probes))
         found[what] = None
         for attempt in range(ATTEMPTS):
             try:
@@ -70,9 +81,12 @@ def measure(machine: Any) -> Roofline:
             except Implausible as error:
                 if attempt == ATTEMPTS - 1:
                     notes.append(f"no {what} of {machine.identity.adapter}: {error}")
+            except (DeviceLostError, ForkedProcessError):
+                raise
             except (DeviceError, OutOfDeviceMemoryError) as error:
                 notes.append(f"no {what} of {machine.identity.adapter}: {error}")
                 break
+    tell(len(probes), len(probes))
     return Roofline(found["copy bandwidth"], found["multiply-add rate"], tuple(notes))
 
 
@@ -88,7 +102,7 @@ def copy_bandwidth(machine: Any) -> float:
         machine.write(buffers["input"], values)
         whole = _copy(machine, nbytes)
         half = _copy(machine, nbytes // 32 * 16)
-        seconds = _seconds(machine, [half, whole], buffers)
+        seconds = _seconds(machine, [half, whole], buffers, repeats=COPIES[facts.software])
         copied = np.empty_like(values)
         machine.read(buffers["out"], copied)
     if not np.array_equal(copied, values):
@@ -113,7 +127,8 @@ def fma_rate(machine: Any) -> float:
             if seconds >= SAMPLE[facts.software] or turns >= 1 << 20:
                 break
             turns *= 2
-        seconds_of = _seconds(machine, [once, twice], buffers)
+        spin_up = 0.0 if facts.software else SPIN_UP
+        seconds_of = _seconds(machine, [once, twice], buffers, repeats=1, spin_up=spin_up)
         sums = np.empty(count, np.float32)
         machine.run(twice, buffers)
         machine.read(buffers["out"], sums)
@@ -142,14 +157,15 @@ def _check_linear(half: float, whole: float) -> None:
         )
 
 
-def _seconds(machine: Any, compiled: list[Any], buffers: Any) -> list[float]:
-    """Best seconds of one run of each, interleaved after a spin-up."""
-    trials = [(each, buffers) for each in compiled]
-    repeats = [1 if machine.facts.software else 4] * len(trials)
+def _seconds(
+    machine: Any, compiled: list[Any], buffers: Any, *, repeats: int, spin_up: float = 0.0
+) -> list[float]:
+    """Best seconds of one run of each, interleaved."""
+    trials, counts = [(each, buffers) for each in compiled], [repeats] * len(compiled)
     begin = time.perf_counter()
-    while not machine.facts.software and time.perf_counter() - begin < SPIN_UP:
-        machine.time(trials, repeats=repeats)
-    rounds = [machine.time(trials, repeats=repeats) for _ in range(SAMPLES)]
+    while time.perf_counter() - begin < spin_up:
+        machine.time(trials, repeats=counts)
+    rounds = [machine.time(trials, repeats=counts) for _ in range(SAMPLES)]
     return [min(samples) for samples in zip(*rounds, strict=True)]
 
 
