@@ -53,6 +53,17 @@ WIDE = [
     )
 ]
 
+EDGED = [
+    # As wide, for algorithms whose tiles depend on the kernel, the stride or the groups.
+    ConvProblem.parse(text)
+    for text in (
+        "conv2d n2 c35 h13 w17 k133 r5 s5 pad2 bias",
+        "conv2d n2 c37 h27 w33 k70 r7 s7 stride2 pad3 bias",
+        "conv2d n2 c70 h13 w17 k130 r3 s3 pad1 groups2 bias",
+        "conv2d n2 c37 h13 w17 k133 r3 s5 pad0,2 bias",
+    )
+]
+
 
 def accepting(problem: ConvProblem) -> list[Algorithm]:
     return [a for a in ALGORITHMS if a.refusal(problem, PLANNED) is None]
@@ -129,7 +140,7 @@ def test_every_kernel_offered_here_is_among_those_tested(device: Device) -> None
         ]
         return {step.shader for plan in plans for step in (*plan.prepare, *plan.passes)}
 
-    for problem in WIDE:
+    for problem in (*WIDE, *EDGED):
         for algorithm in accepting(problem):
             listed = kernels(algorithm, problem, PLANNED)
             assert kernels(algorithm, problem, device.facts) <= listed
@@ -138,7 +149,7 @@ def test_every_kernel_offered_here_is_among_those_tested(device: Device) -> None
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["f32", "f16"])
 @pytest.mark.parametrize("on", MODES, indirect=True)
-@pytest.mark.parametrize("problem", WIDE, ids=str)
+@pytest.mark.parametrize("problem", [*WIDE, *EDGED], ids=str)
 def test_every_configuration_on_hardware(on: Device, problem: ConvProblem, dtype: str) -> None:
     if dtype == "f16" and not on.facts.f16:
         pytest.skip(f"{on.name} has no shader-f16")
@@ -245,7 +256,8 @@ def check_call(op: str, device: Device, call: dict[str, Any]) -> None:
     x, w, b = reference.arrays(problem)
     for algorithm in accepting(problem):
         got = function(x, w, b, **parameters, algorithm=algorithm.name, device=device)
-        reference.check(problem, got, x, w, b, label=algorithm.name)
+        bilinear = device.choose(problem, algorithm=algorithm.name).plan.bilinear
+        reference.check(problem, got, x, w, b, bilinear=bilinear, label=algorithm.name)
 
 
 @pytest.mark.xdist_group("random conv2d")
@@ -268,6 +280,16 @@ def check_call(op: str, device: Device, call: dict[str, Any]) -> None:
 )
 def test_random_calls_of_conv2d(device: Device, call: dict[str, Any]) -> None:
     check_call("conv2d", device, call)
+
+
+@pytest.mark.xdist_group("random conv2d of many channels")
+@given(CALLS, st.integers(32, 35), st.tuples(st.integers(3, 5), st.integers(3, 5)))
+def test_random_calls_of_conv2d_with_many_channels(
+    device: Device, call: dict[str, Any], c_group: int, taps: tuple[int, int]
+) -> None:
+    """Where algorithms apply that a few channels do not pay for."""
+    more = {"n": min(call["n"], 2), "c_group": c_group, "taps": taps, "dilation": (1, 1)}
+    check_call("conv2d", device, call | more)
 
 
 @pytest.mark.xdist_group("random conv_transpose2d")
@@ -438,6 +460,8 @@ SPECIAL = [
         "conv2d n2 c3 h9 w8 k5 r3 s3 pad1",
         "conv2d n2 c5 h6 w7 k9 r1 s1",
         "conv2d n2 c4 h8 w9 k8 r3 s3 stride2 pad2,1 groups4",
+        "conv2d n2 c33 h9 w8 k5 r3 s3 pad1",
+        "conv2d n2 c64 h15 w17 k6 r5 s6 stride1,2 pad2 groups2 nhwc",
         "conv2d n2 c6 h9 w8 k4 r2 s3 stride2,1 pad1,0 dil1,2 groups2 nhwc",
         "conv_transpose2d n2 c3 h5 w6 k5 r3 s3 stride2 pad1",
         "conv_transpose2d n2 c6 h5 w4 k4 r2 s3 stride3,2 dil1,2 groups2 nhwc",
@@ -451,7 +475,11 @@ SPECIAL = [
 def test_a_special_pixel_spoils_only_what_it_reaches(
     device: Device, problem: ConvProblem, value: float
 ) -> None:
-    """The first element, which kernels read for what lies outside, and the last one."""
+    """The first element, which kernels read for what lies outside, and the last one.
+
+    A bilinear algorithm may spoil the whole tiles that it reads the element for, and no more; inf
+    becomes NaN where its terms differ in sign.
+    """
     x, w, _ = reference.arrays(problem)
     w[w == 0] = 1  # so that each tap passes the special value on
     for at in (0, x.size - 1):
@@ -465,10 +493,15 @@ def test_a_special_pixel_spoils_only_what_it_reaches(
                 plan = lowered(algorithm, problem, config, device.facts)
                 run = Runner(device, plan)
                 want, got = run(clean, w, None, poison=FINITE), run(special, w, None)
-                spoiled = np.isnan(got) if np.isnan(value) else np.isinf(got)
-                wrong = spoiled != reached
+                if plan.bilinear:
+                    spoilt = reference.tiles_with(problem, plan.bilinear, reach)
+                    assert not spoilt.all()
+                    wrong = reached & np.isfinite(got)
+                else:
+                    spoilt = reached
+                    wrong = (np.isnan(got) if np.isnan(value) else np.isinf(got)) != reached
                 assert not wrong.any(), f"{plan.label}: {wrong.sum()} elements"
-                np.testing.assert_array_equal(got[~reached], want[~reached], plan.label)
+                np.testing.assert_array_equal(got[~spoilt], want[~spoilt], plan.label)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf], ids=str)

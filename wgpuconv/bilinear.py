@@ -10,26 +10,36 @@ a dimension gives F(out x out, taps x taps).
 
 Lavin, Gray: Fast Algorithms for Convolutional Neural Networks (CVPR 2016); Barabasz, Anderson,
 Soodhalter, Gregg: Error Analysis and Improving the Accuracy of Winograd Convolution (2020), on
-points. With the points 0, +-sqrt(1/2), +-sqrt(2) a tile of six errs less than half as much as with
-0, +-1, +-2: each polynomial's coefficients stay near one.
+points.
+
+Points decide about rounding errors: those of pairs of reciprocals keep each polynomial's
+coefficients near one. On zero-mean data, summed over 32 channels, the RMS error of float32 is this
+many times that of the direct method, its products summed in order (less with more channels):
+
+    alpha  points                  F(2, 3)  F(3, 3)  F(4, 3)  F(2, 4)  F(3, 4)  F(2, 5)
+    4      0, +-1                     0.6
+    5      0, +-1, 2                            2.2                1.8
+    5      +-1/2, +-5/4                         1.2                0.9
+    6      0, +-1, +-2                                   4.0                3.2      2.9
+    6      0, +-sqrt(1/2), +-sqrt(2)                     2.0                1.5      1.3
+    6      0, +-2/3, +-3/2                               1.9                1.4      1.3
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cache
-
-import numpy as np
 
 Matrix = tuple[tuple[float, ...], ...]
 """Rows."""
 
-_ROOT = math.sqrt(2)
-_POINTS: dict[int, tuple[float, ...]] = {
-    4: (0, 1, -1),
-    5: (0, 1, -1, 2),
-    6: (0, _ROOT, -_ROOT, 1 / _ROOT, -1 / _ROOT),
+_POINTS: dict[int, tuple[Fraction, ...]] = {
+    4: (Fraction(0), Fraction(1), Fraction(-1)),
+    5: (Fraction(1, 2), Fraction(-1, 2), Fraction(5, 4), Fraction(-5, 4)),
+    6: (Fraction(0), Fraction(2, 3), Fraction(-2, 3), Fraction(3, 2), Fraction(-3, 2)),
 }
 """Finite points by the size of a tile, alpha; infinity is one more."""
 
@@ -62,21 +72,39 @@ class Bilinear:
 def cook_toom(out: int, taps: int) -> Bilinear:
     """F(out, taps), for an alpha of ``ALPHAS``.
 
-    A and G evaluate polynomials at the points. B^T is the transposed interpolation, its rows
-    scaled to a last coefficient of one; G takes the scales.
+    A and G evaluate polynomials at the points. B^T is the transposed interpolation: for each
+    finite point, the coefficients of the polynomial that is zero at the others, whose value at the
+    point itself G is divided by; for infinity, of the one that is zero at all of them.
     """
-    alpha = out + taps - 1
-    points = np.array(_POINTS[alpha])
+    points = _POINTS[out + taps - 1]
+    a, g, bt = [], [], []
+    for point in points:
+        zeros = [other for other in points if other != point]
+        scale = 1 / math.prod((point - zero for zero in zeros), start=Fraction(1))
+        a.append([point**power for power in range(out)])
+        g.append([point**power * scale for power in range(taps)])
+        bt.append([*_coefficients(zeros), Fraction(0)])
+    a.append(_at_infinity(out))
+    g.append(_at_infinity(taps))
+    bt.append(_coefficients(points))
+    return Bilinear(out, taps, _rows(a), _rows(zip(*bt, strict=True)), _rows(g))
 
-    def evaluate(coefficients: int) -> np.ndarray:
-        at_infinity = np.eye(coefficients)[-1:]
-        return np.vstack([np.vander(points, coefficients, increasing=True), at_infinity])
 
-    a, g, bt = evaluate(out), evaluate(taps), np.linalg.inv(evaluate(alpha)).T
-    bt[abs(bt) < 1e-12] = 0.0  # what the inversion leaves of a zero
-    scale = np.array([row[np.flatnonzero(row)[-1]] for row in bt])[:, None]
-    return Bilinear(out, taps, _rows(a), _rows((bt / scale).T), _rows(g * scale))
+def _coefficients(zeros: Iterable[Fraction]) -> list[Fraction]:
+    """Of the product of all (x - zero), that of the lowest power first."""
+    found = [Fraction(1)]
+    for zero in zeros:
+        found = [
+            low - zero * high
+            for low, high in zip([Fraction(0), *found], [*found, Fraction(0)], strict=True)
+        ]
+    return found
 
 
-def _rows(matrix: np.ndarray) -> Matrix:
+def _at_infinity(count: int) -> list[Fraction]:
+    """The value there of a polynomial of that many coefficients: its last one."""
+    return [Fraction(power == count - 1) for power in range(count)]
+
+
+def _rows(matrix: Iterable[Iterable[Fraction]]) -> Matrix:
     return tuple(tuple(float(value) for value in row) for row in matrix)
