@@ -31,6 +31,7 @@ from .tiles import (
 def weight_offsets(offsets: np.ndarray, padded: int) -> bytes:
     """The ``taps`` table of pack_weights.wgsl where only the weight's offset matters."""
     table = np.zeros((padded, 4), dtype="<i4")
+    table[:, 2] = np.arange(padded)
     table[: len(offsets), 3] = offsets
     return table.tobytes()
 
