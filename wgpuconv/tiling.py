@@ -94,6 +94,7 @@ def lower(
         if plan is None:
             plan = algorithm.lower(part.problem, config, facts, workspace_limit)
             plans[part.problem] = plan
+        _check_tiles(part, plan)
         where: dict[Role, Region] = {"workspace": Region("workspace", 0, plan.workspace)}
         where |= {role: Region(role, 0, size) for role, size in plan.staged}
         if plan.tables not in table_at:
@@ -389,6 +390,21 @@ def _part(p: ConvProblem, channels: _Channels, images: slice, rows: _Rows, colum
 
 
 # ---- one plan of many ----
+
+
+def _check_tiles(part: Part, plan: Plan) -> None:
+    """A part's tiles must be those of the whole problem: errors differ inside a tile, and a result
+    is verified as one."""
+    if plan.bilinear is None:
+        return
+    down, across = plan.bilinear
+    first = 2 if part.problem.layout == "NCHW" else 1
+    row, column = (axis.start for axis in part.out[first : first + 2])
+    if row % down.out or column % across.out:
+        raise AlgorithmRefusedError(
+            f"needs parts that begin at multiples of its tile of {down.out} x {across.out} "
+            f"outputs, got one that begins at row {row}, column {column} of the output"
+        )
 
 
 def _prepare_alike(a: Plan, b: Plan) -> bool:
