@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from wgpuconv import ConvProblem, Device, tensor
-from wgpuconv.bench import OurDevice, Session
 from wgpuconv.bench.calls import call_seconds, caller, end_to_end_seconds, first_call_seconds
+from wgpuconv.bench.ours import OurDevice
 from wgpuconv.bench.result import ProblemResult, load
+from wgpuconv.bench.session import Session
 from wgpuconv.errors import BenchError, UnknownAlgorithmError
 from wgpuconv.ops import conv2d
 from wgpuconv.suites import Entry, parse_entry

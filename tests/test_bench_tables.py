@@ -9,8 +9,7 @@ from bench_sample import sample_run
 from rich.console import Console
 from rich.table import Table
 
-from wgpuconv.bench import Run
-from wgpuconv.bench.result import PeerFacts
+from wgpuconv.bench.result import PeerFacts, Run
 from wgpuconv.cli import bench, output
 
 RUN = sample_run()

@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 
 import wgpuconv
 from wgpuconv import demo
-from wgpuconv.bench import Session
+from wgpuconv.bench.session import Session
 from wgpuconv.cli import app, options, output, tune
 from wgpuconv.errors import DeviceLostError
 from wgpuconv.images import read_image, write_image
