@@ -11,6 +11,8 @@ from .base import (
     Algorithm,
     activation_params,
     bias_region,
+    in_pairs,
+    pair_params,
     params,
     roofline,
     strides,
@@ -45,7 +47,7 @@ class DirectTiled(Algorithm):
                 "workgroup": min(size, most),
                 "unroll": not facts.software,  # CPU drivers take seconds to compile long kernels
             }
-            for pairs, blocks in ((True, PAIRS if _in_pairs(p) else ()), (False, BLOCKS))
+            for pairs, blocks in ((True, PAIRS if in_pairs(p) else ()), (False, BLOCKS))
             for filters, columns, rows in blocks
             if (filters == 4 or not facts.software)
             and filters < 2 * max(p.k_group, 4)
@@ -93,23 +95,16 @@ class DirectTiled(Algorithm):
             **activation_params(p),
         }
         if config["pairs"]:
-            shift = p.padding[2] % 2
             shader = Shader.of(
-                "direct_pairs", p.dtype, p.activation, **shared, STRIDE_W=p.stride[1], SHIFT=shift
+                "direct_pairs",
+                p.dtype,
+                p.activation,
+                **shared,
+                STRIDE_W=p.stride[1],
+                SHIFT=p.padding[2] % 2,
             )
             values = params(
-                **sizes,
-                columns=p.n * columns // 2,
-                image_columns=columns // 2,
-                out_pairs=p.out_w // 2,
-                w_pairs=p.w // 2,
-                pad_pairs=(p.padding[2] + shift) // 2,
-                x_n=x.x_n // 2,
-                x_c=x.x_c // 2,
-                x_h=x.x_h // 2,
-                y_n=x.y_n // 2,
-                y_k=x.y_k // 2,
-                y_h=x.y_h // 2,
+                **sizes, columns=p.n * columns // 2, image_columns=columns // 2, **pair_params(p)
             )
         else:
             shader = Shader.of(
@@ -181,8 +176,3 @@ class _Block(NamedTuple):
         columns = p.n * ceil_div(p.out_h, self.rows) * p.out_w
         patches = ceil_div(columns, self.workgroup * self.columns)
         return patches * ceil_div(p.k_group, self.filters) * p.groups
-
-
-def _in_pairs(p: ConvProblem) -> bool:
-    """Whether rows of input and output begin and end with whole pairs of pixels."""
-    return p.layout == "NCHW" and p.dilation == (1, 1) and p.w % 2 == 0 and p.out_w % 2 == 0
