@@ -26,7 +26,7 @@ class Gemm1x1(Algorithm):
     name = "gemm_1x1"
     summary = "1x1 kernels of stride 1: a tiled GEMM on the input as it lies"
     ops = ("conv2d",)
-    shaders = ("gemm", "gemm_vec4", "pack_weights")
+    shaders = ("gemm", "gemm_nhwc", "gemm_vec4", "pack_weights")
 
     def configs(self, problem: ConvProblem, facts: Facts) -> list[Config]:
         p = problem
