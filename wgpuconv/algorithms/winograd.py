@@ -32,8 +32,10 @@ from .tiles import (
 
 TAPS = range(3, 6)
 """Taps an axis, of one phase: fewer save nothing."""
-LEAST_CHANNELS = 32
-"""Fewer channels do not pay for the transforms, and add more error than a direct method has."""
+LEAST_CHANNELS = {2: 32, 3: 32, 4: 64}
+"""Channels of a group by the outputs an axis of a tile (the fewer of both axes): with fewer, the
+RMS error on zero-mean data may be twice that of float32 sums in order, the direct method's (see
+bilinear.py), and the transforms do not pay."""
 WORKGROUP = 64
 
 
@@ -53,8 +55,9 @@ class Winograd(Algorithm):
                 f"needs {TAPS[0]} to {TAPS[-1]} taps an axis (of each phase of the stride), "
                 f"got {taps[0]} x {taps[1]}"
             )
-        if p.c_group < LEAST_CHANNELS:
-            return f"needs at least {LEAST_CHANNELS} channels a group, got {p.c_group}"
+        least = min(LEAST_CHANNELS.values())
+        if p.c_group < least:
+            return f"needs at least {least} channels a group, got {p.c_group}"
         if not self.configs(p, facts):
             return (
                 f"needs the transformed weight within one binding of {facts.limits.max_binding} "
@@ -272,7 +275,8 @@ def _outs(p: ConvProblem, alpha: int) -> tuple[int, int]:
 
 
 def _fits(p: ConvProblem, alpha: int) -> bool:
-    return min(_outs(p, alpha)) >= 2
+    out = min(_outs(p, alpha))
+    return out in LEAST_CHANNELS and p.c_group >= LEAST_CHANNELS[out]
 
 
 def _transforms(p: ConvProblem, alpha: int) -> tuple[Bilinear, Bilinear]:
