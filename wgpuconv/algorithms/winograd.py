@@ -43,7 +43,14 @@ class Winograd(Algorithm):
     name = "winograd"
     summary = "transformed tiles: fewer products, a matrix product for each point of a tile"
     ops = ("conv2d",)
-    shaders = ("winograd_input", "winograd_weight", "winograd_output", "gemm_vec4")
+    shaders = (
+        "winograd_input",
+        "winograd_weight",
+        "winograd_output",
+        "winograd_output_nhwc",
+        "gemm_nhwc",
+        "gemm_vec4",
+    )
 
     def refuse(self, problem: ConvProblem, facts: Facts) -> str | None:
         p = problem
@@ -91,8 +98,11 @@ class Winograd(Algorithm):
         products = points * p.groups
         size = 4 * packed_elements(tile, p.k_group, rows, products)
         packed = Region("prepared", 0, size)
+        # Of NHWC the matrices are tiles by channels, and tiles by filters; these come in fours.
+        last = p.layout == "NHWC"
+        channels, filters = (align(rows, 4), align(p.k_group, 4)) if last else (rows, p.k_group)
         tables = Tables(limits)
-        bias, no_bias = bias_region(p, tables), tables.add(bytes(4 * p.k_group))
+        bias, no_bias = bias_region(p, tables), tables.add(bytes(4 * filters))
         x = strides(p)
         tiling = {"image_tiles": grid.height * grid.width, "row_tiles": grid.width}
         phases = {"stride_h": p.stride[0], "stride_w": p.stride[1]}
@@ -125,14 +135,13 @@ class Winograd(Algorithm):
         passes: list[Pass] = []
         workspace = product_size = 0
         budget = min(workspace_limit, limits.max_binding, limits.max_buffer)
-        per_tile = 4 * points * (p.groups * rows + p.k)
-        for first, count in _parts(grid.tiles, per_tile, budget):
-            pitch = align(count, 4)
-            part = {"tiles": count, "first_tile": first, "pitch": pitch, **tiling}
-            workspace = max(workspace, 4 * products * rows * pitch)
-            product_size = max(product_size, 4 * points * p.k * pitch)
-            transformed = Region("workspace", 0, 4 * products * rows * pitch)
-            product = Region("product", 0, 4 * points * p.k * pitch)
+        for first, count in _parts(grid.tiles, 4 * products * (channels + filters), budget):
+            tiles = count if last else align(count, 4)
+            part = {"tiles": count, "first_tile": first, **tiling}
+            transformed = Region("workspace", 0, 4 * products * channels * tiles)
+            product = Region("product", 0, 4 * products * filters * tiles)
+            workspace = max(workspace, 4 * products * channels * tiles)
+            product_size = max(product_size, 4 * products * filters * tiles)
             blocks = ceil_div(count, WORKGROUP)
             passes += [
                 Pass(
@@ -142,11 +151,13 @@ class Winograd(Algorithm):
                         **sizes,
                         OUT_H=down.out,
                         OUT_W=across.out,
+                        CHANNELS_LAST=last,
                         BT_H=_flat(down.bt),
                         BT_W=_flat(across.bt),
                     ),
                     params(
                         **part,
+                        pitch=channels if last else tiles,
                         channels=p.c,
                         c_group=p.c_group,
                         h=p.h,
@@ -160,7 +171,12 @@ class Winograd(Algorithm):
                         x_w=x.x_w,
                     ),
                     (("x", Region("input")), ("transformed", transformed)),
-                    grid_1d(blocks * p.groups * rows, limits),
+                    grid_1d(
+                        ceil_div(count * p.groups * channels, WORKGROUP)
+                        if last
+                        else blocks * p.groups * rows,
+                        limits,
+                    ),
                 ),
                 gemm_pass(
                     config,
@@ -177,16 +193,16 @@ class Winograd(Algorithm):
                     y_dtype="f32",
                     groups=products,
                     images=1,
-                    image_pixels=pitch,
-                    m=p.k_group,
-                    reduction=rows,
-                    b=(0, rows * pitch, 0, pitch, 1),
-                    y=(0, p.k_group * pitch, 0, pitch, 1),
+                    image_pixels=tiles,
+                    m=filters,
+                    reduction=channels,
+                    b=(0, channels * tiles, 0, *((1, channels) if last else (tiles, 1))),
+                    y=(0, filters * tiles, 0, *((1, filters) if last else (tiles, 1))),
                     one_bias=True,
                 ),
                 Pass(
                     Shader.of(
-                        "winograd_output",
+                        "winograd_output_nhwc" if last else "winograd_output",
                         p.dtype,
                         p.activation,
                         **sizes,
@@ -197,18 +213,19 @@ class Winograd(Algorithm):
                     ),
                     params(
                         **part,
+                        **({} if last else {"y_k": x.y_k}),
+                        pitch=filters if last else tiles,
                         filters=p.k,
                         k_group=p.k_group,
                         out_h=p.out_h,
                         out_w=p.out_w,
                         y_n=x.y_n,
-                        y_k=x.y_k,
                         y_h=x.y_h,
                         y_w=x.y_w,
                         **activation_params(p),
                     ),
                     (("product", product), ("bias", bias), ("y", Region("out"))),
-                    grid_1d(blocks * p.k, limits),
+                    grid_1d(ceil_div(count * p.k, WORKGROUP) if last else blocks * p.k, limits),
                 ),
             ]
         return Plan(
