@@ -14,6 +14,7 @@ from .direct_tiled import DirectTiled
 from .gemm_1x1 import Gemm1x1
 from .im2col_gemm import Im2colGemm
 from .implicit_gemm import ImplicitGemm
+from .sliced_k import SlicedK
 from .winograd import Winograd
 
 ALGORITHMS: tuple[Algorithm, ...] = (
@@ -25,6 +26,7 @@ ALGORITHMS: tuple[Algorithm, ...] = (
     Depthwise(),
     Col2im(),
     Winograd(),
+    SlicedK(),
 )
 
 
