@@ -78,3 +78,13 @@ def test_progress_counts_the_rates(device: Device) -> None:
     told: list[tuple[int, int]] = []
     measure(device.backend, lambda done, total: told.append((done, total)))
     assert told == [(0, 2), (1, 2), (2, 2)]
+
+
+def test_rates_outside_of_what_devices_can_do_are_no_rates(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(roofline, "BANDWIDTHS", (1e30, 1e31))
+    monkeypatch.setattr(roofline, "FMA_RATES", (1e30, 1e31))
+    for probe in (copy_bandwidth, fma_rate):
+        with pytest.raises(Implausible, match="a second are outside of what devices can do"):
+            probe(device.backend)

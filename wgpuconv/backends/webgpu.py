@@ -98,6 +98,8 @@ class CompiledPlan:
 class WebGpuBackend:
     """One WebGPU device."""
 
+    runs_wgsl = True
+
     def __init__(
         self,
         provider: Provider,
@@ -112,12 +114,7 @@ class WebGpuBackend:
         self.algorithms = algorithms
         self.facts = _facts(gpu_device)
         info = gpu_device.adapter_info
-        self.identity = Identity(
-            backend=f"{provider.name}{'' if trusted else '-checked'}",
-            adapter=f"{info['device']} ({info['backend_type']})",
-            driver=info["description"] or info["vendor"],
-            versions=provider.version,
-        )
+        self.identity = identity_of(provider, info, trusted=trusted)
         usage = provider.api.BufferUsage
         self._storage_usage = usage.STORAGE | usage.COPY_SRC | usage.COPY_DST
         self._uniform_usage = usage.UNIFORM | usage.COPY_DST
@@ -590,6 +587,16 @@ class _Timer:
             if stamped <= wall * 1.05:  # else the clock is not what it says
                 return stamped / repeats
         return wall / repeats
+
+
+def identity_of(provider: Provider, info: Any, *, trusted: bool = True) -> Identity:
+    """The identity of an adapter, by its info."""
+    return Identity(
+        backend=f"{provider.name}{'' if trusted else '-checked'}",
+        adapter=f"{info['device']} ({info['backend_type']})",
+        driver=info["description"] or info["vendor"],
+        versions=provider.version,
+    )
 
 
 def _refuse_to_destroy() -> None:

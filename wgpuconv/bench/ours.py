@@ -60,13 +60,14 @@ class OurDevice:
         return roofline.measure(backend) if isinstance(backend, WebGpuBackend) else None
 
     def offer(self, problem: ConvProblem, tell: Callable[[str], None]) -> Offer:
+        tell(f"choosing on {self.name}")
         try:
-            found = self.device.survey(problem)
+            choice = self.device.choose(problem)
         except UnsupportedFeatureError as error:
             return Offer(refusals={self.name: str(error)})
+        # Candidates follow from the device's speeds, which the first choice may measure.
+        found = self.device.survey(problem)
         refusals = dict(found.refusals)
-        tell(f"choosing on {self.name}")
-        choice = self.device.choose(problem)
         plans = {"auto": choice.plan}
         for name in (algorithm.name for algorithm in self.device.algorithms):
             if name in refusals or name == choice.plan.algorithm or not self._wanted(name):

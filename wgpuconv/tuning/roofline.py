@@ -35,12 +35,15 @@ SPIN_UP = 0.3
 """Seconds of multiply-adds that bring up a GPU's clock."""
 SAMPLE = {False: 5e-3, True: 20e-3}
 """Seconds that a sample of the multiply-adds lasts at least."""
-SAMPLES = 5
+SAMPLES = {False: 5, True: 15}
+"""Other programs take their share of a CPU."""
 COPIES = {False: 4, True: 1}
 """Copies in one sample."""
 LINEAR = 0.7
 """Twice the work must take between 2 * 0.7 and 2 / 0.7 times as long, else something else than
 the work was timed."""
+BANDWIDTHS, FMA_RATES = (1e8, 1e14), (1e8, 1e16)
+"""Rates a second between which devices are, software drivers and those to come included."""
 
 ATTEMPTS = 3
 """Times that an implausible measurement is taken: another program may have disturbed it."""
@@ -108,7 +111,7 @@ def copy_bandwidth(machine: Any) -> float:
     if not np.array_equal(copied, values):
         raise Implausible("the copy differs from what was copied")
     _check_linear(*seconds)
-    return 2 * nbytes / seconds[1]
+    return _plausible(2 * nbytes / seconds[1], BANDWIDTHS, "bytes")
 
 
 def fma_rate(machine: Any) -> float:
@@ -137,7 +140,8 @@ def fma_rate(machine: Any) -> float:
     if not np.allclose(sums, expected, rtol=4 * CHAINS * 2.0**-24, atol=0):
         raise Implausible(f"the sums are wrong: {sums[0]:.9g} for {expected[0]:.9g}")
     _check_linear(*seconds_of)
-    return 2 * count * CHAINS * STEPS * 2 * turns / seconds_of[1]
+    rate = 2 * count * CHAINS * STEPS * 2 * turns / seconds_of[1]
+    return _plausible(rate, FMA_RATES, "operations")
 
 
 def _sums(count: int, turns: int) -> np.ndarray[Any, Any]:
@@ -147,6 +151,12 @@ def _sums(count: int, turns: int) -> np.ndarray[Any, Any]:
     chains = limit + (start - limit) * FACTOR ** (turns * STEPS)
     sums: np.ndarray[Any, Any] = chains.sum(axis=1)
     return sums
+
+
+def _plausible(rate: float, limits: tuple[float, float], what: str) -> float:
+    if not limits[0] <= rate <= limits[1]:
+        raise Implausible(f"{rate:.3g} {what} a second are outside of what devices can do")
+    return rate
 
 
 def _check_linear(half: float, whole: float) -> None:
@@ -165,7 +175,7 @@ def _seconds(
     begin = time.perf_counter()
     while time.perf_counter() - begin < spin_up:
         machine.time(trials, repeats=counts)
-    rounds = [machine.time(trials, repeats=counts) for _ in range(SAMPLES)]
+    rounds = [machine.time(trials, repeats=counts) for _ in range(SAMPLES[machine.facts.software])]
     return [min(samples) for samples in zip(*rounds, strict=True)]
 
 
