@@ -18,13 +18,17 @@ from .base import (
 
 MOST_TAPS = 121
 """Taps that are still held in registers (11 x 11)."""
+MOST_QUADS = 25
+"""Likewise of four channels at a time."""
+BLOCK = 16
+"""Fours of channels (256 bytes) that lanes take before the next column, whose input overlaps."""
 
 
 class Depthwise(Algorithm):
     name = "depthwise"
     summary = "one input channel a group: the taps in registers, several rows an invocation"
     ops = ("conv2d",)
-    shaders = ("depthwise", "depthwise_pairs")
+    shaders = ("depthwise", "depthwise_nhwc", "depthwise_pairs")
 
     def refuse(self, problem: ConvProblem, facts: Facts) -> str | None:
         if problem.c_group != 1:
@@ -71,14 +75,21 @@ class Depthwise(Algorithm):
             "n": p.n,
             "h": p.h,
             "out_h": p.out_h,
-            "k": p.k,
-            "k_group": p.k_group,
             "pad_top": p.padding[0],
             **activation_params(p),
         }
-        columns = p.out_w
+        filters = {"k": p.k, "k_group": p.k_group}
+        across = {
+            "w": p.w,
+            "out_w": p.out_w,
+            "stride_w": p.stride[1],
+            "pad_left": p.padding[2],
+            "dilation_h": p.dilation[0],
+            "dilation_w": p.dilation[1],
+        }
+        outputs = p.n * p.k * ceil_div(p.out_h, rows) * p.out_w  # in strips of rows
         if config["pairs"]:
-            columns //= 2
+            outputs //= 2
             shader = Shader.of(
                 "depthwise_pairs",
                 p.dtype,
@@ -87,7 +98,11 @@ class Depthwise(Algorithm):
                 STRIDE_W=p.stride[1],
                 SHIFT=p.padding[2] % 2,
             )
-            values = params(**sizes, **pair_params(p))
+            values = params(**sizes, **filters, **pair_params(p))
+        elif _by_quads(p):
+            outputs //= 4
+            shader = Shader.of("depthwise_nhwc", p.dtype, p.activation, **constants)
+            values = params(**sizes, **across, quads=p.k // 4, block=_block(p.k // 4))
         else:
             shader = Shader.of(
                 "depthwise",
@@ -96,16 +111,7 @@ class Depthwise(Algorithm):
                 **constants,
                 CHANNELS_LAST=p.layout == "NHWC",
             )
-            values = params(
-                **sizes,
-                w=p.w,
-                out_w=p.out_w,
-                stride_w=p.stride[1],
-                pad_left=p.padding[2],
-                dilation_h=p.dilation[0],
-                dilation_w=p.dilation[1],
-                **x._asdict(),
-            )
+            values = params(**sizes, **filters, **across, **x._asdict())
         step = Pass(
             shader,
             values,
@@ -115,9 +121,7 @@ class Depthwise(Algorithm):
                 ("bias", bias_region(p, tables)),
                 ("y", Region("out")),
             ),
-            grid_1d(
-                ceil_div(p.n * p.k * ceil_div(p.out_h, rows) * columns, workgroup), facts.limits
-            ),
+            grid_1d(ceil_div(outputs, workgroup), facts.limits),
         )
         return Plan(p, self.name, config, (step,), tables=tables.blob())
 
@@ -125,3 +129,14 @@ class Depthwise(Algorithm):
         # Fewer loads an output, and fewer invocations to hide their latency.
         better = {1: 0.2, 2: 0.25, 4: 0.28}[int(config["rows"])] * (1.2 if config["pairs"] else 1)
         return roofline(problem, facts, efficiency=better)
+
+
+def _by_quads(p: ConvProblem) -> bool:
+    """Whether channels lie side by side in fours, each with one filter of few enough taps."""
+    return p.layout == "NHWC" and p.k_group == 1 and p.k % 4 == 0 and p.r * p.s <= MOST_QUADS
+
+
+def _block(quads: int) -> int:
+    """The largest divisor of so many fours of channels up to BLOCK, unless it is a poor one."""
+    largest = max(size for size in range(1, BLOCK + 1) if quads % size == 0)
+    return largest if largest >= 4 else quads
