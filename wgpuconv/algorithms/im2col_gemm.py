@@ -27,6 +27,9 @@ from .tiles import (
     weight_too_large,
 )
 
+PLACING = 400
+"""Operations that finding an element's place takes: five divisions of 40 multiply-adds each."""
+
 
 def weight_offsets(offsets: np.ndarray, padded: int) -> bytes:
     """The ``taps`` table of pack_weights.wgsl where only the weight's offset matters."""
@@ -162,9 +165,13 @@ class Im2colGemm(Algorithm):
             waste=tile_waste(tile, p.k_group, pixels),
             workgroups=workgroups,
             span=tile_span(tile, ceil_div(p.reduction, tile.k), workgroups, facts),
+            extra_bytes=columns,
             dispatches=1 + 2 * chunks,
         )
-        return gemm + 2 * columns / facts.bandwidth
+        packed = packed_elements(tile, p.k_group, p.reduction, p.groups) * p.itemsize
+        serial = 4 * packed + p.out_bytes  # as in implicit GEMM
+        placing = columns // p.itemsize * PLACING / facts.flops
+        return gemm + max(placing, columns / facts.bandwidth) + serial / facts.bandwidth
 
 
 def _chunks(

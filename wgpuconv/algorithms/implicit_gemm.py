@@ -26,7 +26,6 @@ from .tiles import (
 
 FILLS = (2, 3, 4, 6, 8)
 """Workgroups of 128 invocations a core that a split sum should make."""
-FILL = 2
 LEAST_STEPS = 4
 """Steps over k below which another split does not pay."""
 CHANNEL_BLOCK = 32
@@ -235,8 +234,8 @@ class ImplicitGemm(Algorithm):
         gemm = roofline(
             p,
             facts,
-            # Filling and draining the pipeline costs about as much as two steps of a tile.
-            efficiency=tile_efficiency(tile) * steps / (steps + FILL * splits),
+            # Filling and draining the pipeline costs about as much as a step of a tile.
+            efficiency=tile_efficiency(tile) * steps / (steps + splits),
             waste=tile_waste(tile, p.k_group, p.n * max(ph.pixels for ph in phases(p))),
             workgroups=workgroups,
             span=tile_span(tile, ceil_div(steps, splits), workgroups, facts),

@@ -636,8 +636,10 @@ def _facts(device: Any) -> Facts:
     # Kernels count elements in 32 bits, some of them with a sign: f16 fits up to here.
     limits = replace(limits, max_binding=min(limits.max_binding, 2**32 - 4))
     kind = device.adapter_info["adapter_type"]
+    # A discrete card of the middle. More operations a byte make the model shy of all that writes
+    # intermediate values, and it is more often wrong about other cards (see bench/NOTES.md).
     guesses = {
-        "DiscreteGPU": {"bandwidth": 800e9, "flops": 30e12, "cores": 96},
+        "DiscreteGPU": {"bandwidth": 1e12, "flops": 25e12, "cores": 48, "launch": 2e-6},
         "IntegratedGPU": {"bandwidth": 80e9, "flops": 3e12, "cores": 16},
         "CPU": {
             "bandwidth": 5e9,

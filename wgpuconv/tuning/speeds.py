@@ -50,7 +50,7 @@ def cores_of(fma_rate: float) -> int:
     ===================== ===== ===== =====
 
     (AMD's counts two multiply-adds a lane; where a compiler does not pair them, the guess is 67.)
-    What is measured is less than the peak, and so the guess is nearer: 134 on an H200.
+    What is measured is less than the peak: 59.7 on an H200, of which 130 follow.
     """
     return max(1, round(fma_rate / (2 * LANES * CLOCK)))
 
@@ -67,7 +67,8 @@ def with_speeds(facts: Facts, speeds: Speeds | None) -> Facts:
 
 
 def measure(machine: Any, tell: Callable[[int, int], None], date: str) -> Speeds:
-    """Takes about a second. What fails is a TuningWarning, and its guess remains."""
+    """Takes about a second, and what the driver takes to compile two kernels. What fails is a
+    TuningWarning, and its guess remains."""
     found = roofline.measure(machine, tell)
     machine.trim()  # few tensors are as large as the arrays of the copy
     for note in found.notes:
