@@ -86,20 +86,21 @@ def on(request: pytest.FixtureRequest) -> Device:
 
 
 def wide_cases() -> Iterator[Any]:
-    """On the first problem that it accepts, each algorithm; each bilinear transform likewise."""
+    """On the first problem that leads to them, each algorithm's kernels and bilinear transforms."""
     first: dict[tuple[Any, ...], ConvProblem] = {}
     for problem in (*WIDE, *EDGED):
         for algorithm in accepting(problem):
             for config in algorithm.configs(problem, PLANNED):
                 plan = lowered(algorithm, problem, config)
-                kind = (algorithm.name, problem.op, plan.bilinear)
+                files = {step.shader.file for step in plan.passes}
+                kind = (algorithm.name, problem.op, plan.bilinear, *sorted(files))
                 if first.setdefault(kind, problem) == problem:
                     yield pytest.param(
                         algorithm,
                         problem,
                         config,
                         marks=shares(longest_kernel(plan)),
-                        id=f"{problem.op}-{problem.r}x{problem.s}-{plan.label}",
+                        id=f"{problem.op}-{problem.layout}-{problem.r}x{problem.s}-{plan.label}",
                     )
 
 
