@@ -324,6 +324,11 @@ ENDINGS = [
         "conv2d n2 c9 h7 w5 k18 r3 s3 pad1 groups9 bias",
         "conv_transpose2d n2 c9 h7 w5 k10 r3 s3 stride2 bias",
         "conv2d n1 c40 h4 w5 k10 r3 s3 pad1 bias",  # long enough to be split
+        # By kernels of NHWC.
+        "conv2d n2 c8 h7 w5 k12 r3 s3 pad1 bias nhwc",
+        "conv2d n2 c8 h7 w5 k12 r1 s1 bias nhwc",
+        "conv2d n2 c8 h7 w5 k8 r3 s3 pad1 groups8 bias nhwc",
+        "conv2d n1 c40 h4 w5 k12 r3 s3 pad1 bias nhwc",
     )
 ]
 
@@ -475,6 +480,10 @@ SPECIAL = [
         "conv2d n2 c33 h9 w8 k5 r3 s3 pad1",
         "conv2d n2 c64 h15 w17 k6 r5 s6 stride1,2 pad2 groups2 nhwc",
         "conv2d n2 c6 h9 w8 k4 r2 s3 stride2,1 pad1,0 dil1,2 groups2 nhwc",
+        "conv2d n2 c12 h9 w8 k8 r3 s3 pad1 nhwc",
+        "conv2d n2 c12 h6 w7 k8 r1 s1 nhwc",
+        "conv2d n2 c8 h8 w9 k8 r3 s3 stride2 pad2,1 groups8 nhwc",
+        "conv_transpose2d n2 c12 h5 w6 k8 r3 s3 stride2 pad1 nhwc",
         "conv_transpose2d n2 c3 h5 w6 k5 r3 s3 stride2 pad1",
         "conv_transpose2d n2 c6 h5 w4 k4 r2 s3 stride3,2 dil1,2 groups2 nhwc",
     )
