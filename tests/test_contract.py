@@ -416,11 +416,15 @@ def kernel_variants() -> Iterator[Any]:
 
 @pytest.mark.parametrize(("on", "name", "choices"), list(kernel_variants()), indirect=["on"])
 def test_orders_barriers_and_unrolling(on: Device, name: str, choices: Config) -> None:
-    problem = ConvProblem.parse("conv2d n2 c11 h6 w7 k35 r3 s3 pad1 bias")
     algorithm = find(name)
-    config = quick_configs(algorithm, problem)[0]
-    assert config["tile_m"] == config["tile_p"] == 32
-    verify(on, algorithm, problem, config | choices)
+    for text in (
+        "conv2d n2 c11 h6 w7 k35 r3 s3 pad1 bias",
+        "conv2d n2 c12 h6 w7 k36 r3 s3 pad1 bias nhwc",  # by a kernel of its own
+    ):
+        problem = ConvProblem.parse(text)
+        config = quick_configs(algorithm, problem)[0]
+        assert config["tile_m"] == config["tile_p"] == 32
+        verify(on, algorithm, problem, config | choices)
 
 
 # ---- limits of memory and of the grid ----
