@@ -211,14 +211,18 @@ def _by_tiles(
     g = np.zeros((count, p.c_group, down.taps * sh, across.taps * sw))
     g[..., : p.r, : p.s] = data["weight"][points.k]
     g = g.reshape(count, p.c_group, down.taps, sh, across.taps, sw).transpose(0, 1, 3, 5, 2, 4)
-    (g_h, b_h, a_h), (g_w, b_w, a_w) = (
-        [abs(np.array(matrix)) for matrix in (axis.g, axis.b, axis.a)] for axis in bilinear
+    # Summed over the points of the transforms first: what each pixel weighs at each tap.
+    down_weights, across_weights = (
+        np.einsum("ao,at,ia->oit", *(abs(np.array(matrix)) for matrix in (axis.a, axis.g, axis.b)))
+        for axis in bilinear
     )
-    u = abs(g).reshape(-1, down.taps * across.taps) @ np.kron(g_h, g_w).T
-    v = abs(d).reshape(-1, down.alpha * across.alpha) @ np.kron(b_h, b_w)
-    products = (u * v).reshape(count, -1, down.alpha, across.alpha).sum(axis=1)
-    outputs = a_h[:, points.y % down.out], a_w[:, points.x % across.out]
-    sizes: Array = np.einsum("pab,ap,bp->p", products, *outputs)
+    weights = np.einsum(
+        "pit,pju->pijtu",
+        down_weights[points.y % down.out],
+        across_weights[points.x % across.out],
+    ).reshape(count, down.alpha * across.alpha, down.taps * across.taps)
+    reached = abs(d).reshape(count, -1, down.alpha * across.alpha) @ weights
+    sizes: Array = np.einsum("pct,pct->p", reached, abs(g).reshape(reached.shape))
     return sizes
 
 
