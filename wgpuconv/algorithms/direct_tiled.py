@@ -138,22 +138,29 @@ class DirectTiled(Algorithm):
     def cost(self, problem: ConvProblem, config: Config, facts: Facts) -> float:
         p, block = problem, _Block.of(config)
         # A multiply-add takes a share of an input element, which rows and pairs share too, and of
-        # a quad of weights.
+        # a quad of weights; a load costs as much as nine multiply-adds, most of it addresses and
+        # bounds (fitted on an H200).
         rows_in = (block.rows - 1) * p.stride[0] + p.r
-        loads = rows_in / (block.rows * p.r * block.filters)
+        inputs = rows_in / (block.rows * p.r * block.filters)
         if config["pairs"]:
-            loads *= ceil_div(p.stride[1] + p.s, 2) / (2 * p.s)
-        loads += 1 / (4 * block.columns)
+            inputs *= ceil_div(p.padding[2] % 2 + p.stride[1] + p.s, 2) / (2 * p.s)
+        efficiency = 1 / (1.15 + 9 * inputs + 2 / (4 * block.columns))
         columns = p.n * ceil_div(p.out_h, block.rows) * p.out_w
         outputs = ceil_div(p.k_group, block.filters) * block.filters * columns * block.rows
-        return roofline(
+        # Rows that are written out are loaded together, others one after the other.
+        waits = p.c_group * (1 if p.r * p.s * block.outputs <= MOST_WRITTEN else rows_in)
+        span = waits * facts.latency + p.reduction * block.outputs * facts.cycle
+        work = roofline(
             p,
             facts,
-            efficiency=0.6 / (1 + 2 * loads),
+            efficiency=efficiency,
             waste=outputs / (p.n * p.k_group * p.out_h * p.out_w),
             workgroups=ceil_div(block.workgroups(p) * block.workgroup, 512),
-            span=p.reduction * (facts.latency / 4 + block.outputs * facts.cycle),
+            span=span,
+            # Each block of filters reads the input anew, mostly from a cache.
+            extra_bytes=(ceil_div(p.k_group, block.filters) - 1) * p.input_bytes // 2,
         )
+        return work + p.out_bytes / facts.bandwidth
 
 
 class _Block(NamedTuple):

@@ -143,12 +143,14 @@ class SlicedK(Algorithm):
         workgroups = m_tiles * p_tiles * p.groups
         # As many workgroups run side by side on a core as 1024 invocations are.
         rounds = ceil_div(workgroups * tile.workgroup, 1024 * facts.cores)
+        # Beginning, adding the slices up and storing cost as much as 128 products.
+        summed = ceil_div(p.reduction, tile.k) * tile.k + 128
         step = 4 * facts.latency + SLICE_K * tile.tm * tile.tp * facts.cycle
         return roofline(
             p,
             facts,
-            efficiency=0.35,
-            waste=m_tiles * tile.m * p_tiles * tile.p / (p.k_group * pixels),
+            efficiency=0.4,
+            waste=m_tiles * tile.m * p_tiles * tile.p / (p.k_group * pixels) * summed / p.reduction,
             span=rounds * (ceil_div(p.reduction, tile.k) + 2) * step,
         )
 
