@@ -25,7 +25,9 @@ PAIRS = ((16, 2, 2), (16, 2, 1), (8, 2, 4), (8, 2, 2), (32, 2, 1), (4, 2, 2))
 MOST_WRITTEN = 1200
 """Multiply-adds up to which the rows of a channel are written out: more leave the code cache."""
 STAGED_BYTES = 16384
-"""Workgroup memory for weights: what every device has."""
+"""Workgroup memory for weights, where there is as much: with more, fewer workgroups fit a core."""
+MOST_COLUMNS = 16
+"""Taps of a row, which are written out: more take a driver seconds to compile."""
 
 
 class DirectTiled(Algorithm):
@@ -52,15 +54,16 @@ class DirectTiled(Algorithm):
             if (filters == 4 or not facts.software)
             and filters < 2 * max(p.k_group, 4)
             and rows < 2 * p.out_h
-            and 4 * filters * p.r * p.s <= STAGED_BYTES
+            and 4 * filters * p.r * p.s <= _staged_bytes(facts)
             and (rows == 1 or p.dilation[0] == 1)
             for size in sizes
         ]
 
     def refuse(self, problem: ConvProblem, facts: Facts) -> str | None:
-        most = STAGED_BYTES // 16
-        taps = problem.r * problem.s
-        return None if taps <= most else f"needs at most {most} taps, got {taps}"
+        p, most = problem, _staged_bytes(facts) // 16
+        if p.r * p.s > most or p.s > MOST_COLUMNS:
+            return f"needs at most {most} taps, {MOST_COLUMNS} in a row, got {p.r} x {p.s}"
+        return None
 
     def lower(
         self, problem: ConvProblem, config: Config, facts: Facts, workspace_limit: int
@@ -70,7 +73,7 @@ class DirectTiled(Algorithm):
         block = _Block.of(config)
         unroll = bool(config["unroll"])
         channel = p.r * p.s * block.filters // 4  # quads of weights
-        staged = min(p.c_group, STAGED_BYTES // 16 // channel)
+        staged = min(p.c_group, _staged_bytes(facts) // 16 // channel)
         shared = {
             "FILTERS": block.filters,
             "ROWS": block.rows,
@@ -161,6 +164,10 @@ class DirectTiled(Algorithm):
             extra_bytes=(ceil_div(p.k_group, block.filters) - 1) * p.input_bytes // 2,
         )
         return work + p.out_bytes / facts.bandwidth
+
+
+def _staged_bytes(facts: Facts) -> int:
+    return min(STAGED_BYTES, facts.limits.max_workgroup_storage)
 
 
 class _Block(NamedTuple):
