@@ -97,7 +97,7 @@ def test_weights_prepared_beforehand_are_another_side(device: Device) -> None:
     assert all(side.error and side.samples for side in found.sides)
 
 
-@pytest.mark.parametrize(("times", "tuned"), [(4.0, False), (2.0, True)])
+@pytest.mark.parametrize(("times", "tuned"), [(1.5, False), (1.2, True)])
 def test_an_algorithm_far_behind_is_not_tuned_on_its_own(
     device: Device, monkeypatch: pytest.MonkeyPatch, times: float, tuned: bool
 ) -> None:

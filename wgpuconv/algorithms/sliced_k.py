@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ..facts import Facts
+from ..facts import Facts, Limits
 from ..plan import Config, Pass, Plan, Region, Shader, Tables, ceil_div, grid_1d
 from ..problem import ConvProblem
 from .base import Algorithm, activation_params, bias_region, params, roofline, strides
@@ -37,6 +37,17 @@ class Slices(NamedTuple):
         """Products of a step."""
         return self.slices * SLICE_K
 
+    @property
+    def storage(self) -> int:
+        """Bytes of workgroup memory: both staged tiles, and the sums of half of the slices."""
+        return 4 * (self.k * (self.m + self.p) + self.slices // 2 * self.m * self.p)
+
+    def fits(self, limits: Limits) -> bool:
+        return (
+            self.workgroup <= min(limits.max_invocations, limits.max_workgroup_size)
+            and self.storage <= limits.max_workgroup_storage
+        )
+
 
 SLICES = (
     Slices(32, 32, 4, 4, 4),
@@ -59,12 +70,19 @@ class SlicedK(Algorithm):
         p = problem
         if p.r > MOST_ROWS or p.s > MOST_COLUMNS:
             return f"needs at most {MOST_ROWS} x {MOST_COLUMNS} taps, got {p.r} x {p.s}"
+        if not self.configs(p, facts):
+            least = min(each.storage for each in SLICES)
+            return (
+                f"needs {least} bytes of workgroup memory, the device has "
+                f"{facts.limits.max_workgroup_storage}"
+            )
         return None
 
     def configs(self, problem: ConvProblem, facts: Facts) -> list[Config]:
+        fitting = [each for each in SLICES if each.fits(facts.limits)]
         return [
             {**each._asdict(), "unroll": not facts.software}
-            for each in SLICES[: 1 if facts.software else None]
+            for each in fitting[: 1 if facts.software else None]
         ]
 
     def lower(
