@@ -6,8 +6,11 @@ alias Scalar = f32;
 const R: u32 = 3u;
 const S: u32 = 3u;
 const ROWS: u32 = 4u;
+const STRIDE_H: u32 = 1u;
 const WORKGROUP: u32 = 64u;
 const CHANNELS_LAST: bool = false;  // neighbouring invocations take neighbouring filters
+
+const ROWS_IN = (ROWS - 1u) * STRIDE_H + R;  // of the input, for all of an invocation's
 
 struct Params {
   n: u32,
@@ -17,7 +20,6 @@ struct Params {
   out_w: u32,
   k: u32,
   k_group: u32,  // filters of one input channel (the channel multiplier)
-  stride_h: u32,
   stride_w: u32,
   pad_top: u32,
   pad_left: u32,
@@ -57,35 +59,44 @@ fn main(
   if (image >= params.n) {
     return;
   }
-  let oh0 = strip / params.out_w * ROWS;
+  let oh = strip / params.out_w * ROWS;
   let ow = strip % params.out_w;
 
   var taps: array<f32, R * S>;
   for (var t = 0u; t < R * S; t++) { // @unroll
     taps[t] = f32(weight[k * R * S + t]);
   }
-  let b = f32(bias[k]);
-  let x_plane = image * params.x_n + k / params.k_group * params.x_c;
-  let y_column = image * params.y_n + k * params.y_k + ow * params.y_w;
+  let bias_k = f32(bias[k]);
+  let plane = image * params.x_n + k / params.k_group * params.x_c;
+  // Above and left of the image these wrap to huge numbers: one comparison checks both sides.
+  let top = oh * STRIDE_H - params.pad_top;
+  let left = ow * params.stride_w - params.pad_left;
 
-  for (var row = 0u; row < ROWS; row++) { // @unroll
-    let oh = oh0 + row;
-    if (oh < params.out_h) {
-      var acc = 0.0;
-      for (var r = 0u; r < R; r++) { // @unroll
-        // Above the image this wraps to a huge number, so one comparison checks both sides.
-        let ih = oh * params.stride_h + r * params.dilation_h - params.pad_top;
-        if (ih < params.h) {
-          let x_row = x_plane + ih * params.x_h;
-          for (var s = 0u; s < S; s++) { // @unroll
-            let iw = ow * params.stride_w + s * params.dilation_w - params.pad_left;
-            let inside = iw < params.w;
-            let v = f32(x[x_row + select(0u, iw, inside) * params.x_w]);
-            acc = fma(select(0.0, v, inside), taps[r * S + s], acc);
-          }
+  // Each row of the input serves all outputs whose windows it crosses. No load waits for a branch.
+  var acc: array<f32, ROWS>;
+  for (var h = 0u; h < ROWS; h++) { // @unroll
+    acc[h] = bias_k;
+  }
+  for (var i = 0u; i < ROWS_IN; i++) { // @unroll
+    let ih = top + i * params.dilation_h;
+    let row = plane + min(ih, params.h - 1u) * params.x_h;
+    for (var s = 0u; s < S; s++) { // @unroll
+      let iw = left + s * params.dilation_w;
+      let value = f32(x[row + min(iw, params.w - 1u) * params.x_w]);
+      let v = select(0.0, value, ih < params.h && iw < params.w);
+      for (var h = 0u; h < ROWS; h++) { // @unroll
+        let r = i - h * STRIDE_H;  // before this output's window it wraps to a huge number
+        if (r < R) {
+          acc[h] = fma(v, taps[min(r, R - 1u) * S + s], acc[h]);
         }
       }
-      y[y_column + oh * params.y_h] = Scalar(activate(acc + b));
+    }
+  }
+
+  let y_column = image * params.y_n + k * params.y_k + ow * params.y_w + oh * params.y_h;
+  for (var h = 0u; h < ROWS; h++) { // @unroll
+    if (oh + h < params.out_h) {
+      y[y_column + h * params.y_h] = Scalar(activate(acc[h]));
     }
   }
 }

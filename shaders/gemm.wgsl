@@ -46,6 +46,7 @@ struct Params {
   y_m: u32,
   y_p: u32,
   m: u32,  // rows of A of a group
+  bias_g: u32,  // from the bias of one group to the next's
   m_tiles: u32,
   p_tiles: u32,
   groups: u32,
@@ -161,7 +162,7 @@ fn main(
       for (var i = 0u; i < THREAD_M; i++) { // @unroll
         let m = m_tile * TILE_M + (i / 4u) * LANES_M * 4u + lane_m * 4u + i % 4u;
         if (m < params.m) {
-          let v = activate(acc[i * THREAD_P + j] + f32(bias[group * params.m + m]));
+          let v = activate(acc[i * THREAD_P + j] + f32(bias[group * params.bias_g + m]));
           y[y_pixel + m * params.y_m] = Out(v);
         }
       }

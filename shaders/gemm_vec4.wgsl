@@ -42,6 +42,7 @@ struct Params {
   y_n: u32,
   y_m: u32,
   m: u32,  // rows of A of a group
+  bias_g: u32,  // from the bias of one group to the next's
   m_tiles: u32,
   p_tiles: u32,
   groups: u32,
@@ -150,7 +151,7 @@ fn main(
       for (var i = 0u; i < THREAD_M; i++) { // @unroll
         let m = m_tile * TILE_M + (i / 4u) * LANES_M * 4u + lane_m * 4u + i % 4u;
         if (m < params.m) {
-          let bias_m = f32(bias[group * params.m + m]);
+          let bias_m = f32(bias[group * params.bias_g + m]);
           var v: vec4<f32>;
           for (var q = 0u; q < 4u; q++) { // @unroll
             v[q] = activate(acc[i * THREAD_P + j * 4u + q] + bias_m);

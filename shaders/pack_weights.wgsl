@@ -2,9 +2,10 @@
 // after the other, and in it for each k the TILE_M filters side by side. Filters and products
 // past the end become zeros, so that those kernels need no edge on this side.
 //
-// Which weight stands at k is the host's choice, through `taps`: its weight's offset is the
-// last component. Since neighbouring k mostly lie side by side in the weight, and
-// neighbouring filters in the packed one, a workgroup turns a block of 16 x 16 around.
+// Which weight goes where is the host's choice, through `taps`: in the order of the weight's
+// memory, the third component is k and the last one the weight's offset. Since neighbouring
+// entries mostly lie side by side in the weight, and neighbouring filters in the packed one, a
+// workgroup turns a block of 16 x 16 around.
 
 alias Scalar = f32;
 const TILE_M: u32 = 64u;
@@ -34,7 +35,7 @@ fn main(
 ) {
   let index = workgroup.x + workgroup.y * workgroups.x;
   let k_blocks = (params.k_padded + 15u) / 16u;
-  let k0 = index % k_blocks * 16u;
+  let entry0 = index % k_blocks * 16u;
   let m_blocks = params.m_tiles * (TILE_M / 16u);
   let m0 = index / k_blocks % m_blocks * 16u;
   let group = index / k_blocks / m_blocks;
@@ -46,16 +47,17 @@ fn main(
 
   let m_in = m0 + slow;
   var v = Scalar(0.0);
-  if (k0 + fast < params.reduction && m_in < params.m) {
-    v = weight[group * params.w_g + m_in * params.w_m + u32(taps[k0 + fast].w)];
+  if (entry0 + fast < params.reduction && m_in < params.m) {
+    v = weight[group * params.w_g + m_in * params.w_m + u32(taps[entry0 + fast].w)];
   }
   block[slow * 17u + fast] = v;
   workgroupBarrier();  // the block is complete before it is read the other way
 
   let m = m0 + fast;
-  let k = k0 + slow;
-  if (k < params.k_padded) {
+  let entry = entry0 + slow;
+  if (entry < params.k_padded) {
     let tile = group * params.m_tiles + m / TILE_M;
+    let k = u32(taps[entry].z);
     packed[(tile * params.k_padded + k) * TILE_M + m % TILE_M] = block[fast * 17u + slow];
   }
 }

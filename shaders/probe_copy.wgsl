@@ -1,5 +1,5 @@
 // Copies one array to another, four elements an invocation: how fast memory is read and written.
-// (A probe of the benchmark; no convolution uses it.)
+// (A probe of the device; no convolution uses it.)
 
 alias Scalar = f32;
 const WORKGROUP: u32 = 256u;

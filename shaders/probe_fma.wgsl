@@ -1,6 +1,6 @@
 // Long chains of multiply-adds in registers: how fast a device computes at best. The chains are
 // independent of each other, so that none waits for its own last step, and all are stored in the
-// end, so that no compiler leaves one out. (A probe of the benchmark; no convolution uses it.)
+// end, so that no compiler leaves one out. (A probe of the device; no convolution uses it.)
 
 alias Scalar = f32;
 const WORKGROUP: u32 = 256u;

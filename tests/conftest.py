@@ -5,6 +5,11 @@ from __future__ import annotations
 import os
 import tempfile
 
+# Before numpy comes: every worker of pytest-xdist has a core to itself, and matrix products on
+# all cores at once would only get in each other's way.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import hypothesis
 import pytest
 

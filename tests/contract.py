@@ -6,9 +6,10 @@ the reference. The contract tests call it; so does the process that runs on the 
 
 from __future__ import annotations
 
-from functools import cache
+import math
+from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import reference
@@ -63,16 +64,23 @@ def lowered(
 def quick_configs(algorithm: Algorithm, problem: ConvProblem) -> list[Config]:
     """The configurations that compile fast, those of larger problems of the kind included.
 
-    Which tiles are offered depends on the sizes, but each tile must be right on each problem.
+    Which tiles are offered depends on the sizes, but each tile must be right on each problem. Of
+    each bilinear transform there is one, the quickest to compile: its product is a GEMM like any.
     """
     wide = problem.with_(n=64 * problem.n, k=64 * problem.k)
     found: dict[str, tuple[int, Config]] = {}
+    bilinear: dict[reference.Pair, tuple[int, Config]] = {}
     for like in (problem, wide):
         for config in algorithm.configs(like, PLANNED):
-            size = len(longest_kernel(lowered(algorithm, problem, config)))
-            found[str(config)] = (size, config)
-    limit = max(QUICK_TEXT, 1.05 * min(size for size, _ in found.values()))
-    return [config for size, config in found.values() if size <= limit]
+            plan = lowered(algorithm, problem, config)
+            texts = [len(_text(step.shader)) for step in (*plan.prepare, *plan.passes)]
+            if plan.bilinear is None:
+                found[str(config)] = (max(texts), config)
+            elif sum(texts) < bilinear.get(plan.bilinear, (math.inf, config))[0]:
+                bilinear[plan.bilinear] = (sum(texts), config)
+    limit = max(QUICK_TEXT, 1.05 * min((size for size, _ in found.values()), default=0))
+    quick = [config for size, config in found.values() if size <= limit]
+    return quick + [config for _, config in bilinear.values()]
 
 
 class Runner:
@@ -110,6 +118,26 @@ class Runner:
         return buffer
 
 
+class Case(NamedTuple):
+    """Arguments of a problem, and what the reference makes of them."""
+
+    problem: ConvProblem
+    arrays: tuple[np.ndarray, np.ndarray, np.ndarray | None]
+    want: np.ndarray
+    allowed: np.ndarray
+
+    def judge(self, got: np.ndarray, label: str) -> None:
+        reference.compare(self.problem, got, self.want, self.allowed, label)
+
+
+@lru_cache(maxsize=64)
+def _case(problem: ConvProblem, exact: bool, bilinear: reference.Pair | None) -> Case:
+    """Kept, since hundreds of configurations are held against the same."""
+    arrays = reference.arrays(problem, exact=exact)
+    found = reference.expected(problem, *arrays, exact=exact, bilinear=bilinear)
+    return Case(problem, arrays, *found)
+
+
 def verify(
     device: Device,
     algorithm: Algorithm,
@@ -119,14 +147,18 @@ def verify(
     facts: Facts | None = None,
     workspace_limit: int | None = None,
 ) -> Plan:
-    """Runs three times and checks: exact sums, real numbers, and the same bits again."""
+    """Runs three times and checks: exact sums, real numbers, and the same bits again.
+
+    A bilinear algorithm's sums are not exact on integers; they stay within its bound, which one
+    lost tap exceeds there (see test_reference.py).
+    """
     plan = lowered(algorithm, problem, config, facts or device.facts, workspace_limit)
     run = Runner(device, plan)
-    integers = reference.arrays(problem, exact=True)
-    reference.check(problem, run(*integers), *integers, exact=True, label=plan.label)
-    reals = reference.arrays(problem)
-    first = run(*reals, poison=FINITE)
-    reference.check(problem, first, *reals, label=plan.label)
-    again = run(*reals)
+    integers = _case(problem, True, plan.bilinear)
+    integers.judge(run(*integers.arrays), plan.label)
+    reals = _case(problem, False, plan.bilinear)
+    first = run(*reals.arrays, poison=FINITE)
+    reals.judge(first, plan.label)
+    again = run(*reals.arrays)
     assert first.tobytes() == again.tobytes(), f"{plan.label} {problem}: two runs differ"
     return plan

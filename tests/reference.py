@@ -7,6 +7,7 @@ hand-computed cases and with PyTorch.
 ``bound`` is rigorous, element by element. With u = 2^-24, the unit roundoff of f32, any order of
 n multiply-adds, fused or not, errs by at most gamma(n) = n u / (1 - n u) times the same sum over
 absolute values (Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., section 3.1).
+A bilinear algorithm errs by the roundings of its own terms: see ``_roundings``.
 What an activation adds is bounded by the accuracies that WGSL guarantees, and f16 outputs are
 rounded once more. The data made here holds no subnormal numbers, since WGSL lets a device flush
 them.
@@ -16,11 +17,16 @@ from __future__ import annotations
 
 import math
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from wgpuconv.bilinear import Bilinear
 from wgpuconv.problem import Activation, ConvProblem
+
+Pair = tuple[Bilinear, Bilinear]
+"""What a bilinear algorithm does down and across."""
 
 U = 2.0**-24
 """Unit roundoff of f32."""
@@ -151,6 +157,47 @@ def gamma(operations: int) -> float:
     return operations * U / (1 - operations * U)
 
 
+def expected(
+    problem: ConvProblem,
+    x: np.ndarray,
+    w: np.ndarray,
+    b: np.ndarray | None = None,
+    *,
+    exact: bool = False,
+    bilinear: Pair | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """What the problem is to compute, and the largest error that f32 allows each element of it.
+
+    ``exact`` says that all sums are held exactly (see ``arrays``): what remains is the
+    activation's own error and the rounding of the output, which is none for f32. A bilinear
+    algorithm, whose transforms multiply by fractions, holds no sums exactly.
+    """
+    v = linear(problem, x, w)
+    if bilinear is None:
+        size = linear(problem, np.abs(x), np.abs(w))
+        # n products, n - 1 additions in one chain at most, and one more for the bias.
+        roundings = 0 if exact else problem.reduction + 1
+    else:
+        size = by_tiles(problem, bilinear, x, w, np.abs)
+        roundings = _roundings(problem, bilinear)
+    if b is not None:
+        v = v + _along_channels(problem, b)
+        size = size + _along_channels(problem, np.abs(b))
+    error = gamma(roundings) * size
+    activation = problem.activation
+    want = activate(activation, v)
+    slope = STEEPEST.get(activation.name, 1.0)
+    if activation.name == "leaky_relu":
+        slope = max(1.0, abs(activation.a))
+    error = slope * error + _activation_error(activation, v, error)
+    if problem.dtype == "f16":
+        y = np.abs(want) + error
+        error = error + np.maximum(y * 2.0**-11, LEAST_NORMAL["f16"])
+    elif activation.name != "identity":
+        error = error + LEAST_NORMAL["f32"]
+    return want, error
+
+
 def bound(
     problem: ConvProblem,
     x: np.ndarray,
@@ -158,30 +205,95 @@ def bound(
     b: np.ndarray | None = None,
     *,
     exact: bool = False,
+    bilinear: Pair | None = None,
 ) -> np.ndarray:
-    """The largest error that f32 accumulation allows each output element.
+    """The largest error that f32 allows each output element."""
+    return expected(problem, x, w, b, exact=exact, bilinear=bilinear)[1]
 
-    ``exact`` says that all sums are held exactly (see ``arrays``): what remains is the
-    activation's own error and the rounding of the output, which is none for f32.
+
+def _roundings(p: ConvProblem, bilinear: Pair) -> int:
+    """How often a bilinear algorithm may round one of its terms.
+
+    Written out, an output of a tile is a sum over channels c, taps g, pixels d of the tile and
+    the points of the transforms, down (i, a, s) and across:
+
+        y[o] = sum A[a, o] G[a, s] g[s, c] B[i, a] d[i, c]
+
+    That is the convolution only after terms have cancelled; the roundings know nothing of this.
+    Whatever the order of each sum, a term comes by as many as these, each a factor within 1 +- u:
+
+    - one for each of the six matrices (A, G and B, down and across), whose elements are rounded
+      to f32;
+    - transforms are chains of multiply-adds, fused or not, of at most as many as the matrix has
+      columns: taps for G, alpha for B^T and for A^T, down and across;
+    - the sum over channels is a chain of a multiply-add each;
+    - the bias is added once.
+
+    So |error| <= gamma(n) * |A|^T [sum_c (|G| |g| |G|^T) * (|B|^T |d| |B|)] |A|, and gamma(n) |b|
+    (Higham, section 3.1; Barabasz, Anderson, Soodhalter, Gregg: Error Analysis and Improving the
+    Accuracy of Winograd Convolution, 2020, who count the same way). The matrices are float64; what
+    they lack of their exact values, 2^-53 beside 2^-24, is left out, as in the reference.
     """
-    v = linear(problem, x, w)
-    size = linear(problem, np.abs(x), np.abs(w))
-    if b is not None:
-        v = v + _along_channels(problem, b)
-        size = size + _along_channels(problem, np.abs(b))
-    # n products, n - 1 additions in one chain at most, and one more for the bias.
-    error = np.zeros_like(size) if exact else gamma(problem.reduction + 1) * size
-    activation = problem.activation
-    slope = STEEPEST.get(activation.name, 1.0)
-    if activation.name == "leaky_relu":
-        slope = max(1.0, abs(activation.a))
-    error = slope * error + _activation_error(activation, v, error)
-    if problem.dtype == "f16":
-        y = np.abs(activate(activation, v)) + error
-        error = error + np.maximum(y * 2.0**-11, LEAST_NORMAL["f16"])
-    elif activation.name != "identity":
-        error = error + LEAST_NORMAL["f32"]
-    return error
+    channels = p.c_group * p.stride[0] * p.stride[1]
+    return 6 + sum(f.taps + 2 * f.alpha for f in bilinear) + channels + 1
+
+
+def by_tiles(
+    p: ConvProblem,
+    bilinear: Pair,
+    x: np.ndarray,
+    w: np.ndarray,
+    of: Callable[[np.ndarray], np.ndarray] = np.asarray,
+) -> np.ndarray:
+    """The convolution as a bilinear algorithm computes it, in float64, of such a value of every
+    factor: with ``np.abs``, the sizes of its terms, summed.
+
+    Tiles begin at multiples of their outputs. With a stride, each phase of the input and the taps
+    that it meets count as a channel of stride 1.
+    """
+    assert not p.transposed
+    assert p.dilation == (1, 1)
+    down, across = bilinear
+    (sh, sw), (top, _, left, _) = p.stride, p.padding
+    rows, columns = -(-p.out_h // down.out), -(-p.out_w // across.out)
+    x = of(np.asarray(x, np.float64)).reshape(p.input_shape)
+    x = x.transpose(0, 3, 1, 2) if p.layout == "NHWC" else x
+    at_h, at_w = _pixels(rows, down, sh), _pixels(columns, across, sw)
+    x = np.pad(x, ((0, 0), (0, 0), (top, at_h.max() + 1), (left, at_w.max() + 1)))
+    d = x[:, :, at_h[:, :, :, None, None, None], at_w].reshape(
+        p.n, p.groups, p.c_group, sh, rows, down.alpha, sw, columns, across.alpha
+    )
+    # Tap j of phase f is j * stride + f, or nothing.
+    g = np.zeros((p.groups, p.k_group, p.c_group, down.taps * sh, across.taps * sw))
+    w = of(np.asarray(w, np.float64))
+    g[..., : p.r, : p.s] = w.reshape(p.groups, p.k_group, p.c_group, p.r, p.s)
+    g = g.reshape(p.groups, p.k_group, p.c_group, down.taps, sh, across.taps, sw)
+    (g_h, b_h, a_h), (g_w, b_w, a_w) = (
+        [of(np.array(m)) for m in (f.g, f.b, f.a)] for f in bilinear
+    )
+    u = np.einsum("gkcsfzd,as,bz->abgkcfd", g, g_h, g_w, optimize=True)
+    v = np.einsum("ngcftidxj,ia,jb->abgcfdntx", d, b_h, b_w, optimize=True)
+    points, channels = (down.alpha, across.alpha, p.groups), p.c_group * sh * sw
+    m = u.reshape(*points, p.k_group, channels) @ v.reshape(*points, channels, -1)
+    m = m.reshape(*points, p.k_group, p.n, rows, columns)
+    y = np.einsum("abgkntx,ao,bq->ngktoxq", m, a_h, a_w, optimize=True)
+    y = y.reshape(p.n, p.k, rows * down.out, columns * across.out)[:, :, : p.out_h, : p.out_w]
+    return y.transpose(0, 2, 3, 1) if p.layout == "NHWC" else y
+
+
+def tiles_with(p: ConvProblem, bilinear: Pair, x: np.ndarray) -> np.ndarray:
+    """Which outputs lie in a tile that reads an input element other than zero, of any channel."""
+    everything = [
+        Bilinear(f.out, f.taps, *(np.ones((f.alpha, n)).tolist() for n in (f.out, f.alpha, f.taps)))
+        for f in bilinear
+    ]
+    return by_tiles(p, (everything[0], everything[1]), x, np.ones(p.weight_shape), np.abs) > 0
+
+
+def _pixels(tiles: int, axis: Bilinear, stride: int) -> np.ndarray:
+    """Where the padded input has the pixels of each phase, tile and point of the tile."""
+    phases, tile, pixel = np.ogrid[:stride, :tiles, : axis.alpha]
+    return (tile * axis.out + pixel) * stride + phases
 
 
 def _activation_error(activation: Activation, v: np.ndarray, error: np.ndarray) -> np.ndarray:
@@ -231,10 +343,17 @@ def check(
     b: np.ndarray | None = None,
     *,
     exact: bool = False,
+    bilinear: Pair | None = None,
     label: str = "",
 ) -> None:
     """Asserts that a result is of the right kind and within its bound everywhere."""
-    want, allowed = convolve(problem, x, w, b), bound(problem, x, w, b, exact=exact)
+    compare(problem, got, *expected(problem, x, w, b, exact=exact, bilinear=bilinear), label=label)
+
+
+def compare(
+    problem: ConvProblem, got: np.ndarray, want: np.ndarray, allowed: np.ndarray, label: str = ""
+) -> None:
+    """The same with what ``expected`` has found."""
     assert got.dtype == NUMPY[problem.dtype], f"{label} {problem}: dtype {got.dtype}"
     assert got.shape == want.shape, f"{label} {problem}: shape {got.shape}, not {want.shape}"
     error = np.abs(got.astype(np.float64) - want)

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from wgpuconv import ConvProblem, Device, tensor
-from wgpuconv.bench import OurDevice, Session
 from wgpuconv.bench.calls import call_seconds, caller, end_to_end_seconds, first_call_seconds
+from wgpuconv.bench.ours import OurDevice
 from wgpuconv.bench.result import ProblemResult, load
+from wgpuconv.bench.session import Session
 from wgpuconv.errors import BenchError, UnknownAlgorithmError
 from wgpuconv.ops import conv2d
 from wgpuconv.suites import Entry, parse_entry
@@ -94,6 +95,35 @@ def test_weights_prepared_beforehand_are_another_side(device: Device) -> None:
     sides = {side.what: side.prepared for side in found.sides}
     assert sides == {name: False, f"{name}, prepared weights": True}
     assert all(side.error and side.samples for side in found.sides)
+
+
+@pytest.mark.parametrize(("times", "tuned"), [(1.5, False), (1.2, True)])
+def test_an_algorithm_far_behind_is_not_tuned_on_its_own(
+    device: Device, monkeypatch: pytest.MonkeyPatch, times: float, tuned: bool
+) -> None:
+    problem, plain, asked = SMALL.problem, device.choose, []
+    candidates = device.survey(problem).candidates
+    slow = [c.label for c in candidates if c.algorithm == "direct"][-1]
+    fast = plain(problem, algorithm="im2col_gemm")
+    timings = ((fast.plan.label, 1e-3), (slow, times * 1e-3))
+
+    def choose(problem: ConvProblem, *, algorithm: str = "auto") -> Any:
+        asked.append(algorithm)
+        return (
+            replace(fast, timings=timings)
+            if algorithm == "auto"
+            else plain(problem, algorithm=algorithm)
+        )
+
+    monkeypatch.setattr(device, "choose", choose)
+    offer = OurDevice(device, algorithms=["im2col_gemm", "direct"]).offer(
+        problem, lambda step: None
+    )
+    labels = {c.side.what: c.side.label for c in offer.contenders if not c.side.prepared}
+    assert labels["im2col_gemm"] == fast.plan.label
+    assert asked == (["auto", "direct"] if tuned else ["auto"])
+    if not tuned:
+        assert labels["direct"] == slow
 
 
 def test_algorithms_can_be_named(device: Device) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -46,8 +47,11 @@ class Fake:
         on: str = "gpu",
         fails_at: int | None = None,
         wrong: bool = False,
+        alone: bool = True,
+        meet: threading.Barrier | None = None,
         **more: Any,
     ) -> None:
+        self.alone, self._meet = alone, meet
         self.side = Side(on, name, "f32", True, label=f"{name}()", **more)
         self._world, self._fails_at, self._wrong = world, fails_at, wrong
         self._seconds = seconds if callable(seconds) else lambda taken, value=seconds: value
@@ -56,6 +60,8 @@ class Fake:
 
     def verify(self, judge: Judge) -> float:
         assert judge.problem == ENTRY.problem
+        if self._meet is not None:
+            self._meet.wait(timeout=10)
         if self._wrong:
             raise ValueError("wrong result:\n0 of 1")
         self.verified = True
@@ -191,7 +197,15 @@ def test_slow_sides_take_few_samples_after_the_others() -> None:
     assert [len(racer.samples) for racer in sides] == [FEW, 7, 7]
     counted = [name for name, _ in world.log[seen[0] :]]
     assert counted == ["slow"] * 2 * FEW  # each after a run that is not counted
-    assert "slow" not in [name for name, _ in world.log[3 : seen[0]]]
+    assert [name for name, _ in world.log[: seen[0]]].count("slow") == 2  # both at the beginning
+
+
+def test_a_side_is_not_slow_because_it_was_disturbed_once() -> None:
+    world = World()
+    disturbed = Fake(world, "disturbed", lambda n: 0.1 if n == 1 else 1e-3)
+    sides = racers(Fake(world, "a", 1e-3), disturbed)
+    race(sides, RULES, clock=world.clock)
+    assert [len(racer.samples) for racer in sides] == [7, 7]
 
 
 def test_a_side_that_turns_out_slow_is_dropped_after_a_few_rounds() -> None:
@@ -234,6 +248,28 @@ def test_a_wrong_result_is_not_timed() -> None:
     assert wrong.taken == 0
 
 
+def test_peers_are_verified_side_by_side_except_who_measures() -> None:
+    world, meet = World(), threading.Barrier(2)
+    found = measured(
+        Group("gpu", [Fake(world, "alone", 1e-3)]),
+        Group("a", [Fake(world, "a", 1e-3, on="a", alone=False, meet=meet)]),
+        Group("b", [Fake(world, "b", 1e-3, on="b", alone=False, meet=meet)]),
+        Group("c", [Fake(world, "c", 1e-3, on="c", alone=False, wrong=True)]),
+        world=world,
+    )
+    failed = {side.what: side.failure for side in found.sides}
+    assert failed == {"alone": None, "a": None, "b": None, "c": "wrong result: 0 of 1"}
+    lonely = threading.Barrier(2)
+
+    def short_wait(timeout: float) -> int:
+        return threading.Barrier.wait(lonely, 0.01)
+
+    lonely.wait = short_wait  # type: ignore[assignment, method-assign]
+    fakes = [Fake(world, name, 1e-3, on=name, meet=lonely) for name in "ab"]
+    found = measured(*(Group(fake.side.on, [fake]) for fake in fakes), world=world)
+    assert found.failure is not None  # neither was there while the other waited
+
+
 def test_a_participant_that_fails_is_a_line() -> None:
     world = World()
     lost = Group("dawn", [], error=DeviceLostError("the device is lost"))
@@ -271,7 +307,17 @@ def test_a_problem_larger_than_the_memory_is_not_begun() -> None:
     (found,) = run([huge], [Group("gpu", [fake])], rules=RULES, clock=world.clock)
     assert found.failure is not None
     assert "GiB of this machine's memory" in found.failure
+    assert found.sides == ()
     assert not fake.verified
+
+
+def test_data_that_do_not_fit_are_one_problems_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(problem: Any) -> None:
+        raise MemoryError("Unable to allocate 9 GiB")
+
+    monkeypatch.setattr(runner, "Check", full)
+    found = measured(Group("gpu", [Fake(World(), "a", 1e-3)]), world=World())
+    assert found.failure == "this machine has no memory for the data: Unable to allocate 9 GiB"
 
 
 def test_an_empty_problem_is_refused() -> None:
@@ -318,13 +364,14 @@ def test_calls_are_measured_of_the_choice_and_the_fastest() -> None:
     names = {"chosen": 3e-3, "fastest": 1e-3, "other": 2e-3}
     fakes = [Fake(world, name, seconds) for name, seconds in names.items()]
     fakes.append(Fake(world, "cheat", 1e-4, prepared=True))
+    fakes.append(Fake(world, "no other", 1e-3, on="ncnn", prepared=True))
     fakes.append(Fake(world, "less", 1e-4, same_work=False))
     found = measured(
         Group("gpu", fakes), world=world, measures=("kernel", "call", "end-to-end", "first")
     )
     called = {side.what for side in found.sides if side.call is not None}
-    assert called == {"chosen", "fastest"}
-    assert found.sides[2].first_call == 1.5
+    assert called == {"chosen", "fastest", "no other"}
+    assert {side.first_call for side in found.sides} == {None, 1.5}
     assert all(side.end_to_end is None for side in found.sides)
     assert found.refusals["gpu fastest: end-to-end"] == "no numpy here"
 

@@ -8,21 +8,34 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_store import KEY, entry, sized
+from test_store import KEY, SPEEDS, entry, sized
 
 from wgpuconv import ConvProblem, Device, export_bundle, import_bundle
 from wgpuconv.errors import StoreError
-from wgpuconv.tuning.bundle import merge, read_bundle
+from wgpuconv.tuning.bundle import Bundle, merge, read_bundle
 from wgpuconv.tuning.store import Store
 
 
 def test_a_bundle_carries_everything(tmp_path: Path) -> None:
     source, target = Store(None), Store(tmp_path / "tuning.sqlite3")
     source.put(entry(), entry(sized(2)), entry(driver="another"))
+    source.put_speeds(SPEEDS)
     assert export_bundle(tmp_path / "bundle.json", source) == 3
     assert import_bundle(tmp_path / "bundle.json", target) == 3
     by_key = {e.key: e for e in source.entries()}
     assert {e.key: e for e in Store(target.path).entries()} == by_key
+    assert Store(target.path).all_speeds() == [SPEEDS]
+
+
+def test_a_store_keeps_the_speeds_that_its_own_choices_rest_on(tmp_path: Path) -> None:
+    """The numbers of splits on offer follow from them."""
+    ours, theirs = Store(None), Store(None)
+    ours.put_speeds(SPEEDS)
+    other = replace(SPEEDS, key=SPEEDS.key._replace(driver="driver 2"))
+    theirs.put_speeds(replace(SPEEDS, fma_rate=60e12, date="2027-01-01T00:00:00+00:00"), other)
+    export_bundle(tmp_path / "bundle.json", theirs)
+    assert import_bundle(tmp_path / "bundle.json", ours) == 0
+    assert ours.all_speeds() == [SPEEDS, other]
 
 
 def test_it_is_plain_json_with_names(tmp_path: Path) -> None:
@@ -30,7 +43,7 @@ def test_it_is_plain_json_with_names(tmp_path: Path) -> None:
     store.put(entry())
     export_bundle(tmp_path / "bundle.json", store)
     data = json.loads((tmp_path / "bundle.json").read_text())
-    assert (data["format"], data["version"]) == ("wgpuconv-tuning", 1)
+    assert (data["format"], data["version"]) == ("wgpuconv-tuning", 2)
     (found,) = data["entries"]
     assert found["adapter"] == KEY.adapter
     assert found["problem"] == KEY.problem
@@ -69,7 +82,7 @@ def test_of_the_same_kernels_the_faster_wins_else_the_newer(
     store.put(entry())
     made = entry(seconds=change.pop("seconds", 1e-3))
     brought = replace(made, **change)
-    assert merge(store, [brought]) == wins
+    assert merge(store, Bundle([brought], [])) == wins
     assert store.get(KEY) == (brought if wins else entry())
 
 
@@ -81,11 +94,16 @@ def test_of_the_same_kernels_the_faster_wins_else_the_newer(
         ("[" * 100_000, "no tuning bundle, since it is no JSON"),
         ("[]", 'lacks "format"'),
         ('{"format": "other"}', 'lacks "format"'),
-        ('{"format": "wgpuconv-tuning", "version": 2}', "of version 2, this wgpuconv reads"),
-        ('{"format": "wgpuconv-tuning", "version": 1}', "has no list of entries"),
+        ('{"format": "wgpuconv-tuning", "version": 1}', "of version 1, this wgpuconv reads"),
+        ('{"format": "wgpuconv-tuning", "version": 2}', "has no list of entries"),
+        ('{"format": "wgpuconv-tuning", "version": 2, "entries": []}', "has no list of devices"),
         (
-            '{"format": "wgpuconv-tuning", "version": 1, "entries": [{"backend": 1}]}',
+            '{"format": "wgpuconv-tuning", "version": 2, "entries": [{"backend": 1}]}',
             "entry 0 is broken: 'backend' must be a str, got 1",
+        ),
+        (
+            '{"format": "wgpuconv-tuning", "version": 2, "entries": [], "devices": [7]}',
+            "device 0 is broken: speeds must be an object, got int",
         ),
     ],
 )

@@ -42,6 +42,9 @@ from wgpuconv.shader import specialise
 
 MODES = ("device", "checked", "default_limits")
 
+PLAIN = ((None, None), (FMA_ORDERS[0], True))
+"""Order of multiply-adds and last barrier of configurations that stand for others like them."""
+
 WIDE = [
     # Several tiles of every size in both directions and several steps, none of them full.
     ConvProblem.parse(text)
@@ -50,6 +53,18 @@ WIDE = [
         "conv2d n2 c37 h13 w17 k133 r1 s1 bias",
         "conv2d n2 c5 h13 w17 k10 r3 s3 pad1 groups5 bias",
         "conv_transpose2d n2 c37 h13 w17 k133 r3 s3 stride2 pad1 bias",
+        "conv2d n2 c40 h13 w17 k136 r3 s3 pad1 bias nhwc",  # by kernels of its own
+    )
+]
+
+EDGED = [
+    # As wide, for algorithms whose tiles depend on the kernel, the stride or the groups.
+    ConvProblem.parse(text)
+    for text in (
+        "conv2d n2 c35 h13 w17 k133 r5 s5 pad2 bias",
+        "conv2d n2 c37 h27 w33 k70 r7 s7 stride2 pad3 bias",
+        "conv2d n2 c134 h13 w17 k130 r3 s3 pad1 groups2 bias",
+        "conv2d n2 c37 h13 w17 k133 r3 s5 pad0,2 bias",
     )
 ]
 
@@ -74,21 +89,22 @@ def on(request: pytest.FixtureRequest) -> Device:
 
 
 def wide_cases() -> Iterator[Any]:
-    seen: set[tuple[str, str]] = set()
-    for problem in WIDE:
+    """On the first problem that leads to them, each algorithm's kernels and bilinear transforms."""
+    first: dict[tuple[Any, ...], ConvProblem] = {}
+    for problem in (*WIDE, *EDGED):
         for algorithm in accepting(problem):
-            if (algorithm.name, problem.op) in seen:
-                continue
             for config in algorithm.configs(problem, PLANNED):
                 plan = lowered(algorithm, problem, config)
-                yield pytest.param(
-                    algorithm,
-                    problem,
-                    config,
-                    marks=shares(longest_kernel(plan)),
-                    id=f"{problem.op}-{plan.label}",
-                )
-            seen.add((algorithm.name, problem.op))
+                files = {step.shader.file for step in plan.passes}
+                kind = (algorithm.name, problem.op, plan.bilinear, *sorted(files))
+                if first.setdefault(kind, problem) == problem:
+                    yield pytest.param(
+                        algorithm,
+                        problem,
+                        config,
+                        marks=shares(longest_kernel(plan)),
+                        id=f"{problem.op}-{problem.layout}-{problem.r}x{problem.s}-{plan.label}",
+                    )
 
 
 @pytest.mark.parametrize(("algorithm", "problem", "config"), list(wide_cases()))
@@ -102,8 +118,8 @@ def test_every_configuration(
 def test_the_largest_depthwise_kernel(device: Device) -> None:
     problem = ConvProblem.parse("conv2d n1 c2 h13 w12 k2 r11 s11 pad5,4 groups2 bias")
     depthwise = find("depthwise")
-    (config,) = depthwise.configs(problem, PLANNED)
-    verify(device, depthwise, problem, config)
+    for config in quick_configs(depthwise, problem):
+        verify(device, depthwise, problem, config)
     assert depthwise.refusal(problem.with_(r=12), PLANNED) == (
         "needs a kernel of at most 121 taps, got 132 (12 x 11)"
     )
@@ -114,6 +130,13 @@ def test_every_algorithm_has_a_wide_problem_for_every_operation() -> None:
     assert covered == {(a.name, op) for a in ALGORITHMS for op in a.ops}
 
 
+def kernels(algorithm: Algorithm, problem: ConvProblem, facts: Facts) -> set[Shader]:
+    plans = [
+        lowered(algorithm, problem, config, facts) for config in algorithm.configs(problem, facts)
+    ]
+    return {step.shader for plan in plans for step in (*plan.prepare, *plan.passes)}
+
+
 def test_every_kernel_offered_here_is_among_those_tested(device: Device) -> None:
     """Plans are listed before a device is open; this driver must not add a kernel to the list.
 
@@ -122,30 +145,48 @@ def test_every_kernel_offered_here_is_among_those_tested(device: Device) -> None
     if not device.facts.software:
         pytest.skip("hardware offers more orders: test_every_configuration_on_hardware")
 
-    def kernels(algorithm: Algorithm, problem: ConvProblem, facts: Facts) -> set[Shader]:
-        plans = [
-            lowered(algorithm, problem, config, facts)
-            for config in algorithm.configs(problem, facts)
-        ]
-        return {step.shader for plan in plans for step in (*plan.prepare, *plan.passes)}
-
-    for problem in WIDE:
+    for problem in (*WIDE, *EDGED):
         for algorithm in accepting(problem):
             listed = kernels(algorithm, problem, PLANNED)
             assert kernels(algorithm, problem, device.facts) <= listed
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", ["f32", "f16"])
-@pytest.mark.parametrize("on", MODES, indirect=True)
-@pytest.mark.parametrize("problem", WIDE, ids=str)
-def test_every_configuration_on_hardware(on: Device, problem: ConvProblem, dtype: str) -> None:
+@pytest.mark.parametrize(
+    ("on", "dtype"),
+    [("device", "f32"), ("device", "f16"), ("checked", "f32"), ("default_limits", "f32")],
+    indirect=["on"],
+)
+@pytest.mark.parametrize("problem", [*WIDE, *EDGED], ids=str)
+def test_every_configuration_on_hardware(
+    on: Device, problem: ConvProblem, dtype: str, request: pytest.FixtureRequest
+) -> None:
+    """On the edged problems, those with a kernel that the wide ones do not have.
+
+    The same steps in another order meet the device as it is, in f32: the checks, the limits and
+    the dtype have no part in them, and a driver needs minutes for all combinations.
+    """
+    every = request.node.callspec.params["on"] == "device" and dtype == "f32"
     if dtype == "f16" and not on.facts.f16:
         pytest.skip(f"{on.name} has no shader-f16")
+    met: set[Shader] = set()
+    if problem in EDGED:
+        for wide in (each.with_(dtype=dtype) for each in WIDE):
+            met = met.union(*(kernels(a, wide, on.facts) for a in accepting(wide)))
     problem = problem.with_(dtype=dtype)
-    for algorithm in accepting(problem):
-        for config in algorithm.configs(problem, on.facts):
-            verify(on, algorithm, problem, config)
+    found = [
+        (algorithm, config, plan)
+        for algorithm in accepting(problem)
+        for config in algorithm.configs(problem, on.facts)
+        if every or (config.get("order"), config.get("last_barrier")) in PLAIN
+        for plan in (lowered(algorithm, problem, config, on.facts),)
+        if any(step.shader not in met for step in (*plan.prepare, *plan.passes))
+    ]
+    assert found
+    # A driver takes up to a second a kernel, and there are hundreds.
+    on.backend.warm([plan for _, _, plan in found])
+    for algorithm, config, _ in found:
+        verify(on, algorithm, problem, config)
 
 
 # ---- many problems ----
@@ -202,7 +243,8 @@ CALLS = st.fixed_dictionaries(
         "size": st.tuples(st.integers(1, 14), st.integers(1, 14)),
         "c_group": st.integers(1, 11),
         "k_group": st.integers(1, 15),  # few enough for one tile: one pipeline serves them all
-        "taps": st.tuples(st.integers(1, 4), st.integers(1, 4)),
+        # Few kernels, since some are made for their taps.
+        "taps": st.sampled_from([(1, 1), (3, 3), (2, 3), (1, 4), (4, 2)]),
         "stride": SPANS,
         "dilation": SPANS,
         "padding": st.tuples(
@@ -217,8 +259,9 @@ CALLS = st.fixed_dictionaries(
 )
 
 
-def check_call(op: str, device: Device, call: dict[str, Any]) -> None:
-    """One random call through the public API, by every algorithm that accepts it."""
+def check_call(op: str, device: Device, call: dict[str, Any], *, only_many: bool = False) -> None:
+    """One random call through the public API, by every algorithm that accepts it; with
+    ``only_many``, by those that refuse it with one channel a group."""
     c, k = (call[name] * call["groups"] for name in ("c_group", "k_group"))
     shape = (call["n"], c, *call["size"])
     if call["layout"] == "NHWC":
@@ -241,9 +284,15 @@ def check_call(op: str, device: Device, call: dict[str, Any]) -> None:
         assume(False)
     function = getattr(wgpuconv, op)
     x, w, b = reference.arrays(problem)
-    for algorithm in accepting(problem):
+    algorithms = accepting(problem)
+    if only_many:
+        few = accepting(problem.with_(c=problem.groups))
+        algorithms = [algorithm for algorithm in algorithms if algorithm not in few]
+        assert algorithms
+    for algorithm in algorithms:
         got = function(x, w, b, **parameters, algorithm=algorithm.name, device=device)
-        reference.check(problem, got, x, w, b, label=algorithm.name)
+        bilinear = device.choose(problem, algorithm=algorithm.name).plan.bilinear
+        reference.check(problem, got, x, w, b, bilinear=bilinear, label=algorithm.name)
 
 
 @pytest.mark.xdist_group("random conv2d")
@@ -268,6 +317,20 @@ def test_random_calls_of_conv2d(device: Device, call: dict[str, Any]) -> None:
     check_call("conv2d", device, call)
 
 
+@pytest.mark.xdist_group("random conv2d of many channels")
+@given(
+    CALLS,
+    st.integers(32, 66),
+    st.sampled_from([((3, 3), 1), ((5, 5), 1), ((4, 5), 1), ((5, 6), 2)]),  # few pipelines
+)
+def test_random_calls_of_conv2d_with_many_channels(
+    device: Device, call: dict[str, Any], c_group: int, taps: tuple[tuple[int, int], int]
+) -> None:
+    """By the algorithms that a few channels do not pay for."""
+    more = {"c_group": c_group, "taps": taps[0], "stride": taps[1], "dilation": 1}
+    check_call("conv2d", device, call | more, only_many=True)
+
+
 @pytest.mark.xdist_group("random conv_transpose2d")
 @given(CALLS)
 def test_random_calls_of_conv_transpose2d(device: Device, call: dict[str, Any]) -> None:
@@ -288,6 +351,11 @@ ENDINGS = [
         "conv2d n2 c9 h7 w5 k18 r3 s3 pad1 groups9 bias",
         "conv_transpose2d n2 c9 h7 w5 k10 r3 s3 stride2 bias",
         "conv2d n1 c40 h4 w5 k10 r3 s3 pad1 bias",  # long enough to be split
+        # By kernels of NHWC.
+        "conv2d n2 c8 h7 w5 k12 r3 s3 pad1 bias nhwc",
+        "conv2d n2 c8 h7 w5 k12 r1 s1 bias nhwc",
+        "conv2d n2 c8 h7 w5 k8 r3 s3 pad1 groups8 bias nhwc",
+        "conv2d n1 c40 h4 w5 k12 r3 s3 pad1 bias nhwc",
     )
 ]
 
@@ -362,11 +430,15 @@ def kernel_variants() -> Iterator[Any]:
 
 @pytest.mark.parametrize(("on", "name", "choices"), list(kernel_variants()), indirect=["on"])
 def test_orders_barriers_and_unrolling(on: Device, name: str, choices: Config) -> None:
-    problem = ConvProblem.parse("conv2d n2 c11 h6 w7 k35 r3 s3 pad1 bias")
     algorithm = find(name)
-    config = quick_configs(algorithm, problem)[0]
-    assert config["tile_m"] == config["tile_p"] == 32
-    verify(on, algorithm, problem, config | choices)
+    for text in (
+        "conv2d n2 c11 h6 w7 k35 r3 s3 pad1 bias",
+        "conv2d n2 c12 h6 w7 k36 r3 s3 pad1 bias nhwc",  # by a kernel of its own
+    ):
+        problem = ConvProblem.parse(text)
+        config = quick_configs(algorithm, problem)[0]
+        assert config["tile_m"] == config["tile_p"] == 32
+        verify(on, algorithm, problem, config | choices)
 
 
 # ---- limits of memory and of the grid ----
@@ -436,7 +508,13 @@ SPECIAL = [
         "conv2d n2 c3 h9 w8 k5 r3 s3 pad1",
         "conv2d n2 c5 h6 w7 k9 r1 s1",
         "conv2d n2 c4 h8 w9 k8 r3 s3 stride2 pad2,1 groups4",
+        "conv2d n2 c33 h9 w8 k5 r3 s3 pad1",
+        "conv2d n2 c64 h15 w17 k6 r5 s6 stride1,2 pad2 groups2 nhwc",
         "conv2d n2 c6 h9 w8 k4 r2 s3 stride2,1 pad1,0 dil1,2 groups2 nhwc",
+        "conv2d n2 c12 h9 w8 k8 r3 s3 pad1 nhwc",
+        "conv2d n2 c12 h6 w7 k8 r1 s1 nhwc",
+        "conv2d n2 c8 h8 w9 k8 r3 s3 stride2 pad2,1 groups8 nhwc",
+        "conv_transpose2d n2 c12 h5 w6 k8 r3 s3 stride2 pad1 nhwc",
         "conv_transpose2d n2 c3 h5 w6 k5 r3 s3 stride2 pad1",
         "conv_transpose2d n2 c6 h5 w4 k4 r2 s3 stride3,2 dil1,2 groups2 nhwc",
     )
@@ -449,7 +527,11 @@ SPECIAL = [
 def test_a_special_pixel_spoils_only_what_it_reaches(
     device: Device, problem: ConvProblem, value: float
 ) -> None:
-    """The first element, which kernels read for what lies outside, and the last one."""
+    """The first element, which kernels read for what lies outside, and the last one.
+
+    A bilinear algorithm may spoil the whole tiles that it reads the element for, and no more; inf
+    becomes NaN where its terms differ in sign.
+    """
     x, w, _ = reference.arrays(problem)
     w[w == 0] = 1  # so that each tap passes the special value on
     for at in (0, x.size - 1):
@@ -463,10 +545,15 @@ def test_a_special_pixel_spoils_only_what_it_reaches(
                 plan = lowered(algorithm, problem, config, device.facts)
                 run = Runner(device, plan)
                 want, got = run(clean, w, None, poison=FINITE), run(special, w, None)
-                spoiled = np.isnan(got) if np.isnan(value) else np.isinf(got)
-                wrong = spoiled != reached
+                if plan.bilinear:
+                    spoilt = reference.tiles_with(problem, plan.bilinear, reach)
+                    assert not spoilt.all()
+                    wrong = reached & np.isfinite(got)
+                else:
+                    spoilt = reached
+                    wrong = (np.isnan(got) if np.isnan(value) else np.isinf(got)) != reached
                 assert not wrong.any(), f"{plan.label}: {wrong.sum()} elements"
-                np.testing.assert_array_equal(got[~reached], want[~reached], plan.label)
+                np.testing.assert_array_equal(got[~spoilt], want[~spoilt], plan.label)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf], ids=str)

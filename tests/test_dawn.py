@@ -24,6 +24,7 @@ PROBLEMS = [
     "conv2d f32 n2 c8 h9 w7 k8 r3 s3 stride1 pad1 groups8 bias",
     "conv_transpose2d f32 n2 c8 h5 w4 k6 r3 s3 stride2 pad1 outpad1 bias",
     "conv2d f16 n2 c8 h9 w7 k12 r3 s3 stride2 pad1 bias",
+    "conv2d f32 n2 c32 h9 w7 k12 r3 s3 stride1 pad1 bias",  # channels enough for transforms
 ]
 CASES = [
     (text, name)
@@ -54,7 +55,8 @@ def test_each_algorithm(dawn: Device, text: str, name: str) -> None:
     got = np.full(problem.out_shape, np.nan, x.dtype)  # poisoned: what is not written shows
     buffers["out"] = out = tensor(got, dawn)
     dawn.backend.run(compiled, {role: value.buffer for role, value in buffers.items()})
-    check(problem, out.numpy(), x, w, b, label=f"{name} on Dawn")
+    bilinear = compiled.plan.bilinear
+    check(problem, out.numpy(), x, w, b, bilinear=bilinear, label=f"{name} on Dawn")
 
 
 def test_times_are_fine_grained(dawn: Device) -> None:

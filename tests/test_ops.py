@@ -379,8 +379,8 @@ def test_algorithms_by_name(device: Device, problem: ConvProblem, data: Any) -> 
     x, w, b, want = data
     for name in ("direct", "implicit_gemm"):
         assert np.array_equal(called(problem, x, w, b, algorithm=name, device=device), want)
-    with pytest.raises(UnknownAlgorithmError, match=r"'winograd'; known are direct, .*'auto'"):
-        called(problem, x, w, b, algorithm="winograd", device=device)
+    with pytest.raises(UnknownAlgorithmError, match=r"'fft'; known are direct, .*'auto'"):
+        called(problem, x, w, b, algorithm="fft", device=device)
     with pytest.raises(AlgorithmRefusedError, match=r"'depthwise' does not apply .*those that app"):
         called(problem, x, w, b, algorithm="depthwise", device=device)
     for wrong in (None, 3, ["direct"]):
@@ -494,6 +494,22 @@ def test_module_bad_input(device: Device) -> None:
         Conv2d(w.astype(np.float64), device=device)
     with pytest.raises(DtypeError, match="bias must have the weight's dtype"):
         Conv2d(w, np.ones(2, np.float16), device=device)
+    for wrong, said in (
+        ({"stride": 0}, "stride must be positive"),
+        ({"groups": 4}, "groups must divide the 2 filters"),
+        ({"groups": "2"}, "groups must be an integer"),
+        ({"padding": "same", "stride": 2}, "'same' is defined for stride 1 only"),
+        ({"layout": "NCWH"}, "layout must be"),
+        ({"activation": "rel"}, "unknown activation 'rel'"),
+    ):
+        with pytest.raises(ProblemError, match=said):  # when it is made, not when it is called
+            Conv2d(w, device=device, **wrong)
+    with pytest.raises(ProblemError, match="weight must have 4 dimensions"):
+        Conv2d(w[0], device=device)
+    with pytest.raises(ProblemError, match="output_padding must be smaller"):
+        ConvTranspose2d(w, output_padding=1, device=device)
+    for layout in ("NCHW", "NHWC"):
+        Conv2d(np.ones((4, 3, 1, 1), np.float32), groups=2, layout=layout, device=device)
     module = Conv2d(w, device=device)
     with pytest.raises(ProblemError, match="4 channels a group"):
         module(np.ones((1, 4, 5, 5), np.float32))

@@ -113,9 +113,14 @@ def test_an_installed_wheel_works_without_the_checkout(installed: Path, tmp_path
 
 
 def test_an_installed_wheel_finds_its_peers(installed: Path, tmp_path: Path) -> None:
-    code = "from wgpuconv.bench.peer_process import peer_names; print(*peer_names())"
-    names = run(installed / "python", "-c", code, cwd=tmp_path).split()
+    code = (
+        "from wgpuconv.bench.peer_process import PeerProcess, peer_names\n"
+        "with PeerProcess('torch-cpu') as peer: facts = peer.describe()\n"
+        "print(*peer_names(), facts.absent, sep='\\n')\n"
+    )
+    *names, absent = run(installed / "python", "-c", code, cwd=tmp_path).splitlines()
     assert "torch-cuda" in names
+    assert absent in ("None", "No module named 'torch'; pip install torch")
 
 
 def test_the_installed_command_starts(installed: Path, tmp_path: Path) -> None:

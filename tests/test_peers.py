@@ -5,19 +5,22 @@ A library that is not installed here, or has no device, skips its tests with the
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from wgpuconv import ConvProblem
 from wgpuconv.bench.peer import Refusal, Variant
-from wgpuconv.bench.peer_process import PeerProcess, peer_names
+from wgpuconv.bench.peer_process import PeerProcess, peer_names, peers_dir
 from wgpuconv.errors import BenchError
 from wgpuconv.tuning.verify import Check
 
@@ -363,8 +366,9 @@ def bound(problem: ConvProblem, precision: str) -> float:
     """
     m = problem.reduction
     sizes = m * 1.75**2 / m**0.5 + 1.75
+    unit = 2.0**-24 if precision == "f32" else 2.0**-11
     roundings = 3 if precision == "tf32" else m + 3
-    return float(roundings * 2.0**-11 * sizes)
+    return float(roundings * unit * sizes)
 
 
 @pytest.mark.parametrize("text", PROBLEMS)
@@ -401,3 +405,116 @@ def test_the_other_measures_of_a_peer(peer: PeerProcess) -> None:
     assert (peer.workspace(variant) or 0) >= 0
     assert check.fault(peer.output(variant)) is None
     peer.unload()
+
+
+# ---- torch-cuda, with a stand-in for the parts of torch.cuda that need a device ----
+
+
+class FakeCuda:
+    """Runs on the CPU; its clock says that each call of a convolution takes a millisecond."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.recording: FakeGraph | None = None
+
+    def patch(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        torch = pytest.importorskip("torch")
+        fakes = {
+            "is_available": lambda: True,
+            "get_device_name": lambda: "a stand-in",
+            "get_device_capability": lambda: (9, 0),
+            "synchronize": lambda: None,
+            "empty_cache": lambda: None,
+            "current_stream": FakeStream,
+            "Stream": FakeStream,
+            "stream": contextlib.nullcontext,
+            "Event": lambda enable_timing: FakeEvent(self),
+            "CUDAGraph": FakeGraph,
+            "graph": self.graph,
+        }
+        for name, fake in fakes.items():
+            monkeypatch.setattr(torch.cuda, name, fake)
+        monkeypatch.setattr(torch, "set_grad_enabled", lambda enabled: None)  # for all tests
+
+    @contextlib.contextmanager
+    def graph(self, graph: FakeGraph) -> Iterator[None]:
+        self.recording = graph
+        yield
+        self.recording = None
+
+    def counted(self, run: Callable[[], Any]) -> Callable[[], Any]:
+        def counting() -> Any:
+            self.calls += 1
+            result = run()
+            if self.recording is not None:
+                self.recording.runs.append((counting, result))
+            return result
+
+        return counting
+
+
+class FakeStream:
+    def wait_stream(self, other: FakeStream) -> None:
+        pass
+
+
+class FakeEvent:
+    def __init__(self, cuda: FakeCuda) -> None:
+        self.cuda = cuda
+
+    def record(self) -> None:
+        self.at = self.cuda.calls
+
+    def synchronize(self) -> None:
+        pass
+
+    def elapsed_time(self, other: FakeEvent) -> float:
+        return float(other.at - self.at)
+
+
+class FakeGraph:
+    """Runs anew what ran while it was recorded, into the tensors of then."""
+
+    def __init__(self) -> None:
+        self.runs: list[tuple[Callable[[], Any], Any]] = []
+
+    def replay(self) -> None:
+        for run, result in self.runs:
+            result.copy_(run())
+
+
+@pytest.mark.parametrize("text", [PROBLEMS[0], PROBLEMS[3], PROBLEMS[-1]])
+def test_torch_cuda_times_and_checks_its_graph(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    cuda = FakeCuda()
+    cuda.patch(monkeypatch)
+    monkeypatch.syspath_prepend(peers_dir())
+    script = importlib.import_module("torch_cuda")
+    monkeypatch.setattr(script.TorchCuda, "device", "cpu")
+    prepare = script.TorchCuda.prepare
+
+    def counting(self: Any, loaded: Any) -> Any:
+        loaded.run = cuda.counted(loaded.run)
+        return prepare(self, loaded)
+
+    monkeypatch.setattr(script.TorchCuda, "prepare", counting)
+    peer = script.TorchCuda()
+    versions, device = peer.describe()
+    assert {"torch", "cuda", "cudnn"} == versions.keys()
+    assert device == "a stand-in"
+    problem = ConvProblem.parse(text)
+    check = Check(problem)
+    variants = peer.variants(problem)
+    assert {v.precision for v in variants} == (
+        {"f32", "tf32"} if problem.dtype == "f32" else {"f16"}
+    )
+    for variant in variants:
+        peer.load(problem, variant, check.data)
+        assert len(peer._loaded[variant.what].graph.runs) == 2  # two milliseconds of calls
+        for repeats in (1, 2, 7):
+            assert peer.time(variant, repeats) == pytest.approx(1e-3)
+        output = peer.output(variant)
+        assert np.isfinite(output).all()
+        if variant.same_work:
+            assert check.error(output) < bound(problem, problem.dtype)
+    peer.unload()
+    assert not peer._loaded

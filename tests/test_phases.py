@@ -148,11 +148,11 @@ def test_no_product_with_an_inserted_zero_is_computed() -> None:
     assert sorted(phase.taps for phase in phases(gap)) == [0] * 8 + [1]
 
 
-@pytest.mark.parametrize("channels_first", [True, False])
+@pytest.mark.parametrize("block", [1, 2, 32])
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 @pytest.mark.parametrize("problem", [p for p in problems() if p.groups > 1], ids=str)
 def test_tap_tables_point_at_the_right_elements(
-    problem: ConvProblem, layout: str, channels_first: bool
+    problem: ConvProblem, layout: str, block: int
 ) -> None:
     """Each row's offsets, applied to arrays whose elements are their own coordinates."""
     p = problem.with_(layout=layout)
@@ -164,22 +164,27 @@ def test_tap_tables_point_at_the_right_elements(
     weight = np.arange(np.prod(p.weight_shape)).reshape(p.weight_shape)
     for phase in phases(p):
         count = p.c_group * phase.taps
-        table = np.frombuffer(
-            tap_table(p, phase, x, count + 3, channels_first=channels_first), "<i4"
-        ).reshape(-1, 4)
-        rows = [(c, h, w) for c in range(p.c_group) for h in phase.h.taps for w in phase.w.taps]
-        if not channels_first:
-            rows.sort(key=lambda row: (phase.h.taps.index(row[1]), phase.w.taps.index(row[2])))
+        table = np.frombuffer(tap_table(p, phase, x, count + 3, block=block), "<i4")
+        table = table.reshape(-1, 4)
+        rows = [
+            (c, h, w)
+            for first in range(0, p.c_group, block)
+            for h in phase.h.taps
+            for w in phase.w.taps
+            for c in range(first, min(first + block, p.c_group))
+        ]
         never = int(np.int32(NEVER))
-        assert table[count:].tolist() == [[0, never, 0, 0]] * 3
-        for row, (c, h, w) in zip(table[:count].tolist(), rows, strict=True):
+        assert table[count:].tolist() == [[0, never, k, 0] for k in range(count, count + 3)]
+        assert (np.diff(table[:count, 3]) > 0).all()  # in the order of memory
+        packed = {k: offset for _, _, k, offset in table[:count].tolist()}
+        for k, (row, (c, h, w)) in enumerate(zip(table[:count].tolist(), rows, strict=True)):
             # The mask has one bit for the tap's row and one for its column, none of them NEVER's.
             down, right = phase.h.taps.index(h), phase.w.taps.index(w)
             assert row[1] == (1 << down) + (1 << (16 + right)) < 2**31
             if 0 <= h.offset < p.h and 0 <= w.offset < p.w:  # under output pixel 0 of group 0
                 assert row[0] == image[c, h.offset, w.offset]
             tap = (c, 0) if p.transposed else (0, c)
-            assert row[3] == weight[(*tap, h.place, w.place)]
+            assert packed[k] == weight[(*tap, h.place, w.place)]
 
 
 @pytest.mark.parametrize("problem", problems(), ids=str)

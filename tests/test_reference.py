@@ -10,6 +10,7 @@ import reference
 from hypothesis import given
 from hypothesis import strategies as st
 
+from wgpuconv.bilinear import cook_toom
 from wgpuconv.problem import ACTIVATIONS, Activation, ConvProblem
 
 ACTIVATION_SPECS: dict[str, tuple[object, ...]] = {
@@ -207,6 +208,65 @@ def test_one_lost_tap_shows_on_exact_data() -> None:
     bad = reference.convolve(p, x, lost, b).astype(np.float32)
     with pytest.raises(AssertionError, match="elements are wrong"):
         reference.check(p, bad, x, w, b, exact=True)
+
+
+TILED = [
+    # A problem, and outputs a tile down and across.
+    ("conv2d f32 n2 c5 h13 w9 k3 r3 s3 pad1", 4, 3),
+    ("conv2d f32 n2 c4 h8 w11 k6 r5 s4 pad1,0,2,3 groups2 bias nhwc", 2, 3),
+    ("conv2d f32 n1 c3 h17 w16 k2 r7 s9 stride2,3 pad3,0,5,2", 3, 4),
+    ("conv2d f32 n1 c2 h1 w3 k1 r4 s3 stride1 pad4,2", 2, 2),
+]
+
+
+def bilinear(p: ConvProblem, down: int, across: int) -> reference.Pair:
+    rows, columns = (-(-t // s) for t, s in zip((p.r, p.s), p.stride, strict=True))
+    return cook_toom(down, rows), cook_toom(across, columns)
+
+
+@pytest.mark.parametrize(("text", "down", "across"), TILED)
+def test_tiles_make_the_convolution(text: str, down: int, across: int) -> None:
+    """So the bound, the same with sizes, has the tiles, phases and edges of the algorithm."""
+    p = problem(text)
+    x, w, _ = reference.arrays(p)
+    y = reference.by_tiles(p, bilinear(p, down, across), x, w)
+    np.testing.assert_allclose(y, reference.linear(p, x, w), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("text", "down", "across"), TILED)
+def test_a_bilinear_bound_is_wider_than_that_of_sums(text: str, down: int, across: int) -> None:
+    p = problem(text)
+    arguments = reference.arrays(p)
+    sums = reference.bound(p, *arguments)
+    tiles = reference.bound(p, *arguments, bilinear=bilinear(p, down, across))
+    assert (tiles >= sums).all()
+    assert (tiles > 2 * sums).any()
+
+
+def test_which_outputs_share_a_tile_with_a_pixel() -> None:
+    p = problem("conv2d f32 n2 c2 h9 w8 k3 r3 s3 pad1")
+    x = np.zeros(p.input_shape)
+    x[1, 0, 4, 7] = 1  # tiles of 4 x 3: rows -1 to 4 and 3 to 8, columns 5 to 9
+    touched = reference.tiles_with(p, bilinear(p, 4, 3), x)
+    want = np.zeros(p.out_shape, bool)
+    want[1, :, 0:8, 6:8] = True
+    np.testing.assert_array_equal(touched, want)
+
+
+@pytest.mark.parametrize(("down", "across"), [(2, 2), (3, 3), (4, 4), (4, 2)])
+def test_one_lost_tap_shows_beside_what_tiles_may_err(down: int, across: int) -> None:
+    """On integers, with as many channels as the contract's problems have, phases included."""
+    p = problem("conv2d f32 n1 c144 h14 w13 k2 r3 s3 pad1 bias")
+    x, w, b = reference.arrays(p, exact=True)
+    w[1, 77, 2, 1] = 1  # the least that a tap can be
+    pair = bilinear(p, down, across)
+    good = reference.convolve(p, x, w, b).astype(np.float32)
+    reference.check(p, good, x, w, b, exact=True, bilinear=pair)
+    lost = w.copy()
+    lost[1, 77, 2, 1] = 0
+    bad = reference.convolve(p, x, lost, b).astype(np.float32)
+    with pytest.raises(AssertionError, match="elements are wrong"):
+        reference.check(p, bad, x, w, b, exact=True, bilinear=pair)
 
 
 def test_a_nan_is_never_within_the_bound() -> None:

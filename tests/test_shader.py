@@ -25,7 +25,18 @@ from wgpuconv.shader import (
     specialise,
 )
 
-ENDING = ["direct", "direct_transpose", "depthwise", "gemm", "implicit_gemm", "col2im"]
+ENDING = [
+    "direct",
+    "direct_transpose",
+    "depthwise",
+    "depthwise_nhwc",
+    "gemm",
+    "gemm_nhwc",
+    "implicit_gemm",
+    "implicit_gemm_nhwc",
+    "col2im",
+    "winograd_output_nhwc",
+]
 """Files that end with an activation."""
 
 

@@ -20,7 +20,17 @@ import pytest
 
 from wgpuconv.errors import TuningWarning
 from wgpuconv.tuning import store as store_module
-from wgpuconv.tuning.store import Entry, Key, Store, Trial, default_path, entry_of
+from wgpuconv.tuning.store import (
+    DeviceKey,
+    Entry,
+    Key,
+    Speeds,
+    Store,
+    Trial,
+    default_path,
+    entry_of,
+    speeds_of,
+)
 
 PROBLEM = "conv2d f32 n1 c16 h31 w29 k16 r3 s3 stride1 pad1"
 KEY = Key("wgpu", "a GPU", "driver 1", "wgpu 0.32.0", "0123abcd", "auto", PROBLEM)
@@ -41,6 +51,9 @@ def entry(problem: str = PROBLEM, seconds: float = 1e-3, **key: str) -> Entry:
         "auto",
         "2026-01-01T00:00:00+00:00",
     )
+
+
+SPEEDS = Speeds(DeviceKey(*KEY[:4], probes="ff"), 4.2e12, 62e12, date="2026-01-01T00:00:00+00:00")
 
 
 def sized(n: int) -> str:
@@ -94,12 +107,44 @@ def test_an_empty_batch_is_nobodys_relative(path: Path) -> None:
         assert [w.problem for w in Store(path).family(KEY)] == [PROBLEM]
 
 
+@pytest.mark.parametrize("bandwidth", [4.2e12, None])
+def test_speeds_come_back_whole(path: Path, bandwidth: float | None) -> None:
+    known = replace(SPEEDS, bandwidth=bandwidth)
+    Store(path).put_speeds(known)
+    assert Store(path).speeds(SPEEDS.key) == known
+    newer = replace(known, fma_rate=60e12)
+    Store(path).put_speeds(newer)
+    assert Store(path).all_speeds() == [newer]
+
+
+@pytest.mark.parametrize("field", DeviceKey._fields)
+def test_every_part_of_a_devices_key_counts(path: Path, field: str) -> None:
+    Store(path).put_speeds(SPEEDS)
+    assert Store(path).speeds(SPEEDS.key._replace(**{field: "other"})) is None
+
+
+def test_broken_speeds_are_a_miss_and_can_be_replaced(path: Path) -> None:
+    Store(path).put_speeds(SPEEDS)
+    connection = sqlite3.connect(path)
+    connection.execute("UPDATE speeds SET bandwidth = 'fast'")
+    connection.commit()
+    connection.close()
+    store = Store(path)
+    with pytest.warns(TuningWarning, match="cannot be read"):
+        assert store.speeds(SPEEDS.key) is None
+    store.put_speeds(SPEEDS)
+    assert Store(path).speeds(SPEEDS.key) == SPEEDS
+
+
 def test_clear_forgets_memory_and_file(path: Path) -> None:
     store = Store(path)
     store.put(entry(), entry(sized(2)))
+    store.put_speeds(SPEEDS)
     assert store.clear() == 2
     assert store.get(KEY) is None
+    assert store.speeds(SPEEDS.key) is None
     assert Store(path).entries() == []
+    assert Store(path).all_speeds() == []
 
 
 @pytest.mark.parametrize("where", [None, ":memory:"])
@@ -109,7 +154,9 @@ def test_in_memory_nothing_is_written(
     monkeypatch.chdir(tmp_path)
     store = Store(where)
     store.put(entry())
+    store.put_speeds(SPEEDS)
     assert store.get(KEY) == entry()
+    assert store.speeds(SPEEDS.key) == SPEEDS
     assert store.clear() == 1
     assert list(tmp_path.iterdir()) == []
 
@@ -117,6 +164,7 @@ def test_in_memory_nothing_is_written(
 def test_reading_creates_no_file(path: Path) -> None:
     assert Store(path).get(KEY) is None
     assert Store(path).entries() == []
+    assert Store(path).speeds(SPEEDS.key) is None
     assert not path.parent.exists()
 
 
@@ -147,6 +195,8 @@ def works_in_memory(store: Store) -> None:
     store.put(entry(sized(3)))
     assert {PROBLEM, sized(3)} <= {w.problem for w in store.family(KEY)}
     assert {PROBLEM, sized(3)} <= {e.key.problem for e in store.entries()}
+    store.put_speeds(SPEEDS)
+    assert store.speeds(SPEEDS.key) == SPEEDS
 
 
 def one_warning(action: Callable[[], None]) -> str:
@@ -463,3 +513,25 @@ def test_an_entry_survives_json() -> None:
 def test_what_is_no_entry_is_refused_with_a_reason(change: dict[str, object], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         entry_of(entry().to_json() | change)
+
+
+def test_speeds_survive_json() -> None:
+    for known in (SPEEDS, replace(SPEEDS, bandwidth=None, fma_rate=None)):
+        assert speeds_of(known.to_json()) == known
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"driver": 1}, "'driver' must be a str, got 1"),
+        ({"bandwidth": 0}, "'bandwidth' must be a rate a second or null, got 0"),
+        ({"fma_rate": float("inf")}, "'fma_rate' must be a rate a second or null, got inf"),
+        ({"fma_rate": True}, "'fma_rate' must be a rate"),
+        ({"date": None}, "'date' must be a str"),
+    ],
+)
+def test_what_are_no_speeds_is_refused_with_a_reason(
+    change: dict[str, object], reason: str
+) -> None:
+    with pytest.raises(ValueError, match=reason):
+        speeds_of(SPEEDS.to_json() | change)

@@ -14,6 +14,7 @@ from reference import NUMPY, arrays, check, convolve
 
 from wgpuconv import Device, planner, tiling
 from wgpuconv.algorithms import ALGORITHMS, find
+from wgpuconv.bilinear import cook_toom
 from wgpuconv.errors import AlgorithmRefusedError, ProblemError, UnsupportedFeatureError
 from wgpuconv.facts import WEBGPU_DEFAULTS, Facts, Limits
 from wgpuconv.plan import Pass, Plan, Region, align
@@ -323,6 +324,50 @@ def test_an_algorithm_must_take_every_part() -> None:
     assert "padding" in found.refusals["gemm_1x1"]
 
 
+TILED = "conv2d f32 n1 c32 h{h} w{w} k16 r3 s3 pad1 bias"
+"""A problem for Winograd's F(2, 3): its packed weight fits in 32 KiB, larger tiles' does not."""
+
+
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+@pytest.mark.parametrize(
+    ("h", "w", "more", "begins"),
+    [
+        (39, 16, (40, 16), "row 13, column 0"),  # 13 rows a part, and 14
+        (1, 603, (1, 604), "row 0, column 201"),
+    ],
+)
+def test_a_part_begins_with_a_tile(
+    h: int, w: int, more: tuple[int, int], begins: str, layout: str
+) -> None:
+    p = ConvProblem.parse(TILED.format(h=h, w=w)).with_(layout=layout)
+    facts = Facts(limits=small(1 << 15), software=True)
+    candidates = planner.survey(p, facts).candidates
+    candidate = next(c for c in candidates if c.algorithm == "winograd")
+    with pytest.raises(AlgorithmRefusedError, match=rf"tile of 2 x 2 outputs, got .* {begins} "):
+        planner.lower(p, candidate, facts)
+    even = p.with_(h=more[0], w=more[1])
+    assert len(tiling.parts(even, facts.limits)) == 3
+    check_plan(planner.lower(even, candidate, facts), facts.limits)
+
+
+def test_parts_share_the_scratch_of_transforms() -> None:
+    """Those of different sizes take as much of either buffer as the largest one."""
+    p = ConvProblem.parse(TILED.format(h=8, w=8)).with_(n=23)
+    limits = small(1 << 15)
+    facts = Facts(limits=limits, software=True)
+    sizes = {part.problem.n for part in tiling.parts(p, limits)}
+    assert len(sizes) == 2
+    plan = lowered(p, "winograd", facts)
+    assert plan is not None
+    check_plan(plan, limits)
+    alone = [lowered(p.with_(n=n), "winograd", facts) for n in sizes]
+    assert plan.workspace == max(one.workspace for one in alone if one)
+    product = max(dict(one.staged)["product"] for one in alone if one)
+    assert dict(plan.staged) == {"product": product}
+    assert len(plan.prepare) == 1
+    assert plan.bilinear == (cook_toom(2, 3), cook_toom(2, 3))
+
+
 # ---- on a device ----
 
 
@@ -369,6 +414,11 @@ def test_results(device: Device, text: str, binding: int, name: str) -> None:
         ("conv2d f32 n3 c15 h9 w9 k45 r1 s1 bias nhwc", 4096, "gemm_1x1"),
         ("conv2d f32 n2 c24 h11 w13 k48 r3 s3 pad1 groups24 bias", 4096, "depthwise"),
         ("conv_transpose2d f32 n2 c3 h20 w9 k4 r3 s3 stride2 pad1 outpad1 bias", 4096, "col2im"),
+        # images bound in place, rows of either layout, columns
+        (TILED.format(h=8, w=8).replace("n1", "n23"), 1 << 15, "winograd"),
+        (TILED.format(h=40, w=16), 1 << 15, "winograd"),
+        (TILED.format(h=40, w=15) + " nhwc", 1 << 15, "winograd"),
+        (TILED.format(h=1, w=604), 1 << 15, "winograd"),
     ],
 )
 def test_results_of_others(device: Device, text: str, binding: int, name: str) -> None:
@@ -389,7 +439,7 @@ def check_on_device(device: Device, text: str, binding: int, name: str) -> None:
     x, w, b = arrays(p, exact=True)
     for keep in (False, True):
         got = run(device, plan, x, w, b, keep=keep)
-        check(p, got, x, w, b, exact=True, label=plan.label)
+        check(p, got, x, w, b, exact=True, bilinear=plan.bilinear, label=plan.label)
 
 
 @pytest.mark.slow

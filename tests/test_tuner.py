@@ -29,7 +29,7 @@ from wgpuconv.errors import (
     TuningError,
     TuningWarning,
 )
-from wgpuconv.explain import explanation
+from wgpuconv.explain import basis, explanation
 from wgpuconv.facts import Facts
 from wgpuconv.plan import Config, Plan
 from wgpuconv.planner import Candidate, lower, survey
@@ -786,7 +786,11 @@ def explained(of: Tuner, **options: Any) -> dict[str, Any]:
     lowered = lambda c: lower(PROBLEM, c, machine.facts, machine.algorithms)  # noqa: E731
     choice, _ = of.choose(found, lowered, scope="auto")
     return json.loads(
-        json.dumps(explanation(found, choice, lowered, device="fake", **options).to_json())
+        json.dumps(
+            explanation(
+                found, choice, lowered, device="fake", basis=basis(of.facts, of.speeds), **options
+            ).to_json()
+        )
     )
 
 
@@ -816,6 +820,13 @@ def test_an_explanation_holds_everything_that_was_weighed() -> None:
     ]
     assert {r["scratch"] for r in found["rows"]} == {256}
     assert found["refusals"] == {"c": "needs a 1x1 kernel, got 3x3"}
+    assert found["basis"] == {
+        "bandwidth": machine.facts.bandwidth,
+        "flops": machine.facts.flops,
+        "cores": machine.facts.cores,
+        "measured": [],
+        "date": None,
+    }
     assert found["notes"][-1] == "5 of 6 candidates are listed"
     assert len(explained(of, everything=True)["rows"]) == 6
 

@@ -11,9 +11,9 @@ from numbers import Integral
 from typing import Any
 
 from .algorithms import Algorithm, find
-from .backends.base import Compiled
+from .backends.base import Compiled, Identity
 from .backends.provider import PROVIDERS, Provider, provider
-from .backends.webgpu import WebGpuBackend, open_device
+from .backends.webgpu import WebGpuBackend, identity_of, open_device
 from .errors import (
     DeviceError,
     DtypeError,
@@ -23,7 +23,7 @@ from .errors import (
     UnsupportedFeatureError,
     WgpuConvError,
 )
-from .explain import Explanation, explanation
+from .explain import Explanation, basis, explanation
 from .facts import Facts, Limits
 from .plan import Plan
 from .planner import Candidate, Survey, lower, only, survey
@@ -52,6 +52,8 @@ class DeviceInfo:
     features: tuple[str, ...] = ()
     problem: str | None = None
     """Why it cannot be used; None where it can."""
+    identity: Identity | None = None
+    """What its measurements are stored by."""
 
 
 @dataclass
@@ -95,7 +97,8 @@ class Device:
 
     ``tune`` says how the fastest kernel is found: ``"auto"`` measures a few candidates the
     first time a problem is met on a GPU, within a budget of a second, or what the environment
-    variable WGPUCONV_TUNE_BUDGET says (not on a software driver),
+    variable WGPUCONV_TUNE_BUDGET says (not on a software driver), and the device's speeds before
+    the first problem of all,
     ``"full"`` all of them, ``"stored"`` uses what was measured before, else the cost model,
     and ``"off"`` the cost model alone. Without it, the environment variable WGPUCONV_TUNE
     is used, then "auto". ``store`` is the file that measurements are kept in (":memory:":
@@ -167,7 +170,8 @@ class Device:
 
     @property
     def facts(self) -> Facts:
-        return self.backend.facts  # type: ignore[no-any-return]
+        """The backend's facts; what was measured of the device stands in place of guesses."""
+        return self.tuner.facts
 
     @property
     def algorithms(self) -> tuple[Algorithm, ...]:
@@ -247,8 +251,9 @@ class Device:
         *,
         every_size: bool = False,
     ) -> tuple[Choice, Compiled]:
-        found = self._candidates(problem, algorithm, workspace_limit)
         scope = algorithm if workspace_limit is None else f"{algorithm} {workspace_limit}"
+        self.tuner.measure_device(problem, scope)
+        found = self._candidates(problem, algorithm, workspace_limit)
         lowering = self._lowering(problem, workspace_limit)
         return self.tuner.choose(found, lowering, scope=scope, every_size=every_size)
 
@@ -295,6 +300,7 @@ class Device:
             choice,
             self._lowering(problem, workspace_limit),
             device=str(self.backend.identity),
+            basis=basis(self.facts, self.tuner.speeds),
             everything=everything,
         )
 
@@ -303,6 +309,7 @@ class Device:
         with self._lock:
             self._open.clear()
             self.call_cache.clear()
+            self.tuner.forget_device()
             self.backend.trim()
 
 
@@ -379,6 +386,7 @@ def _info(name: str, adapter: Any, spec: str, problem: str | None = None) -> Dev
         info["description"] or info["vendor"],
         tuple(f for f in _FEATURES if f in adapter.features),
         problem,
+        identity_of(provider(name), info),
     )
 
 

@@ -7,8 +7,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from .errors import AlgorithmRefusedError
+from .facts import Facts
 from .plan import Config, Plan
 from .planner import Candidate, Survey
+from .tuning.store import Speeds
 from .tuning.tuner import Choice
 
 BEST = 3
@@ -27,6 +29,29 @@ class Chosen:
     (measured before for a problem that differs in n, h and w only)."""
     seconds: float | None
     """Device seconds of one run, where measured."""
+
+
+@dataclass(frozen=True)
+class Basis:
+    """What the guesses know of the device's speeds."""
+
+    bandwidth: float
+    """Bytes a second of a copy, read plus written."""
+    flops: float
+    """f32 operations a second, a multiply-add counting as two."""
+    cores: int
+    """A guess, from the measured rate where there is one."""
+    measured: tuple[str, ...]
+    """Which of bandwidth and flops were measured; the other one is a guess as well."""
+    date: str | None
+    """When they were; UTC, ISO 8601."""
+
+
+def basis(facts: Facts, speeds: Speeds | None) -> Basis:
+    rates = {"bandwidth": speeds.bandwidth, "flops": speeds.fma_rate} if speeds else {}
+    measured = tuple(name for name, rate in rates.items() if rate is not None)
+    date = speeds.date if speeds and measured else None
+    return Basis(facts.bandwidth, facts.flops, facts.cores, measured, date)
 
 
 @dataclass(frozen=True)
@@ -58,6 +83,8 @@ class Explanation:
     """Candidates, those measured first (fastest first), then by the guess."""
     refusals: dict[str, str]
     """Reason by the name of each algorithm that does not apply."""
+    basis: Basis
+    """What the costs were guessed from."""
     notes: tuple[str, ...] = field(default=())
 
     def to_json(self) -> dict[str, Any]:
@@ -71,6 +98,7 @@ def explanation(
     lower: Callable[[Candidate], Plan],
     *,
     device: str,
+    basis: Basis,
     everything: bool = False,
 ) -> Explanation:
     """Lists the candidates of a survey beside the choice that was made among them."""
@@ -94,6 +122,7 @@ def explanation(
         ),
         rows=tuple(rows),
         refusals=dict(found.refusals),
+        basis=basis,
         notes=tuple(_notes(found, choice, len(rows))),
     )
 

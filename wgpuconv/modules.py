@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from numbers import Integral
 from typing import Any
 
 from .device import Device
 from .ops import common_device, common_dtype, problem_of, run
-from .problem import Op
+from .problem import ConvProblem, Op
 from .tensor import DTYPE_NAMES, Tensor, as_device, tensor
 
 PREPARED = 8
 """Input shapes for which prepared weights are kept at a time."""
+LARGE = 1 << 14
+"""Height and width of an input that any sensible kernel fits into."""
 
 
 class _Module:
@@ -33,7 +36,31 @@ class _Module:
         self._parameters = parameters
         self._algorithm = algorithm
         self._limit = workspace_limit
+        self._check_parameters()
         self._ready: OrderedDict[tuple[int, ...], tuple[Any, Tensor | None]] = OrderedDict()
+
+    def _check_parameters(self) -> None:
+        """Raises at once what would be wrong with every input, by trying a large one."""
+        *_, groups, layout, _ = self._parameters
+        shape = self.weight.shape
+        channels = 1
+        if len(shape) == 4:  # else the weight is what is wrong
+            per_group = isinstance(groups, Integral) and self._op == "conv2d"
+            channels = shape[1] * int(groups) if per_group else shape[0]
+        last = layout == "NHWC"
+        image = (LARGE, LARGE, max(channels, 1)) if last else (max(channels, 1), LARGE, LARGE)
+        self._problem((1, *image))
+
+    def _problem(self, shape: tuple[int, ...]) -> ConvProblem:
+        bias_shape = None if self.bias is None else self.bias.shape
+        return problem_of(
+            self._op,
+            shape,
+            self.weight.shape,
+            bias_shape,
+            DTYPE_NAMES[self._dtype],
+            self._parameters,
+        )
 
     def __call__(self, input: Any, *, out: Any = None) -> Any:
         """Convolves a numpy array or a Tensor; the same kind comes back."""
@@ -50,15 +77,7 @@ class _Module:
         return run(compiled, self.device, input, self.weight, self.bias, out, buffer)
 
     def _prepare(self, shape: tuple[int, ...]) -> tuple[Any, Tensor | None]:
-        bias_shape = None if self.bias is None else self.bias.shape
-        problem = problem_of(
-            self._op,
-            shape,
-            self.weight.shape,
-            bias_shape,
-            DTYPE_NAMES[self._dtype],
-            self._parameters,
-        )
+        problem = self._problem(shape)
         compiled = self.device.compiled(
             problem, algorithm=self._algorithm, workspace_limit=self._limit
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from .bilinear import Bilinear
 from .errors import AlgorithmRefusedError
 from .facts import Limits
 from .problem import Activation, ConvProblem
@@ -17,6 +18,8 @@ from .problem import Activation, ConvProblem
 Value = int | float | bool | str
 Config = dict[str, Value]
 """The choices of one algorithm (tiles, splits, ...), by name, as JSON would hold them."""
+Constant = Value | tuple[float, ...]
+"""What a shader's constant may be: a number, or those of a matrix, row by row."""
 
 Role = Literal[
     "input",
@@ -24,6 +27,7 @@ Role = Literal[
     "bias",
     "out",
     "workspace",
+    "product",
     "prepared",
     "tables",
     "staged_input",
@@ -31,7 +35,7 @@ Role = Literal[
     "staged_bias",
     "staged_out",
 ]
-"""Which buffer a region lies in: an argument of the call, scratch memory, weights
+"""Which buffer a region lies in: an argument of the call, scratch memory (two of them), weights
 transformed once, tables that the plan itself brings along, or parts of a tensor that is too
 large for one binding. (Buffers apart, since one dispatch may not both read and write one.)"""
 
@@ -50,7 +54,7 @@ class Shader:
     """A file of ``shaders/`` and how it is specialised (see shader.py)."""
 
     file: str
-    constants: tuple[tuple[str, Value], ...] = ()
+    constants: tuple[tuple[str, Constant], ...] = ()
     dtype: str = "f32"
     activation: str = "identity"
 
@@ -61,7 +65,7 @@ class Shader:
         dtype: str = "f32",
         activation: Activation | None = None,
         /,
-        **constants: Value,
+        **constants: Constant,
     ) -> Shader:
         name = "identity" if activation is None else activation.name
         return cls(file, tuple(sorted(constants.items())), dtype, name)
@@ -87,8 +91,9 @@ class Plan:
 
     ``prepare`` depends on the weight alone and fills the buffer ``prepared`` (bytes); who
     keeps that buffer runs it once. ``workspace`` is the scratch memory in bytes, ``staged``
-    that of parts of too large tensors, by role. ``tables`` are constants that the backend
-    uploads once.
+    that of other roles: a second workspace, and parts of too large tensors. ``tables`` are
+    constants that the backend uploads once. ``bilinear`` is how outputs are computed, down and
+    across, where not as sums of products of inputs and weights: results then err more.
     """
 
     problem: ConvProblem
@@ -100,6 +105,7 @@ class Plan:
     prepared: int = 0
     staged: tuple[tuple[Role, int], ...] = ()
     tables: bytes = field(default=b"", repr=False)
+    bilinear: tuple[Bilinear, Bilinear] | None = None
 
     @property
     def label(self) -> str:

@@ -3,7 +3,8 @@
 Every file is a complete WGSL module that any tool reads as it stands. Specialising changes
 only what the file itself declares for it:
 
-- ``const TILE_M: u32 = 64u;`` gets another value;
+- ``const TILE_M: u32 = 64u;`` gets another value, and so does a matrix,
+  ``const G = array<f32, 4>(1.0, 0.0, 0.5, 0.5);``, of whatever length;
 - ``alias Scalar = f32;`` gets another type (``f16`` brings ``enable f16;`` along);
 - ``fn activate(...)`` gets the body of that name from ``activations.wgsl``;
 - ``for (var i = 0u; i < TILE_M; i++) { // @unroll`` is written out, so that arrays have
@@ -115,6 +116,8 @@ def specialise(shader: Shader) -> str:
             if f"// @unroll {name}=" not in text:
                 raise KeyError(f"{shader.file}.wgsl has no loop marked '@unroll {name}=...'")
             orders[name] = value
+        elif isinstance(value, tuple):
+            text = _replace_matrix(text, name, value, shader.file)
         elif isinstance(value, str):
             text = _replace_alias(text, name, value, shader.file)
         else:
@@ -140,6 +143,19 @@ def _replace_constant(text: str, name: str, value: Value, file: str) -> str:
     text, count = re.subn(rf"^const {name}: (u32|bool) = [^;]+;", declaration, text, flags=re.M)
     if count != 1:
         raise KeyError(f"{file}.wgsl declares no 'const {name}: type = ...;'")
+    return text
+
+
+def _replace_matrix(text: str, name: str, values: tuple[float, ...], file: str) -> str:
+    numbers = ", ".join(repr(float(value)) for value in values)
+    text, count = re.subn(
+        rf"^const {name} = array<f32, \d+>\([^)]*\);",
+        f"const {name} = array<f32, {len(values)}>({numbers});",
+        text,
+        flags=re.M,
+    )
+    if count != 1:
+        raise KeyError(f"{file}.wgsl declares no 'const {name} = array<f32, ...>(...);'")
     return text
 
 

@@ -94,7 +94,9 @@ def lower(
         if plan is None:
             plan = algorithm.lower(part.problem, config, facts, workspace_limit)
             plans[part.problem] = plan
+        _check_tiles(part, plan)
         where: dict[Role, Region] = {"workspace": Region("workspace", 0, plan.workspace)}
+        where |= {role: Region(role, 0, size) for role, size in plan.staged}
         if plan.tables not in table_at:
             table_at[plan.tables] = tables.add(plan.tables)
         where["tables"] = table_at[plan.tables]
@@ -109,6 +111,9 @@ def lower(
                 prepare.add(part, plan.prepare, where)
                 packed.append((part.weight, plan, where["prepared"]))
         passes.add(part, plan.passes, where)
+    staged = _union(passes.staged, prepare.staged)
+    for plan in plans.values():
+        staged = _union(staged, dict(plan.staged))
     whole = Plan(
         problem,
         algorithm.name,
@@ -117,8 +122,9 @@ def lower(
         prepare=tuple(prepare.recorded),
         workspace=max((plan.workspace for plan in plans.values()), default=0),
         prepared=prepared,
-        staged=tuple(sorted(_union(passes.staged, prepare.staged).items())),
+        staged=tuple(sorted(staged.items())),
         tables=tables.blob(),
+        bilinear=next((plan.bilinear for plan in plans.values()), None),
     )
     for what, size in (("packed weights", prepared), ("tables", len(whole.tables))):
         if size > limits.max_buffer:
@@ -384,6 +390,21 @@ def _part(p: ConvProblem, channels: _Channels, images: slice, rows: _Rows, colum
 
 
 # ---- one plan of many ----
+
+
+def _check_tiles(part: Part, plan: Plan) -> None:
+    """A part's tiles must be those of the whole problem: errors differ inside a tile, and a result
+    is verified as one."""
+    if plan.bilinear is None:
+        return
+    down, across = plan.bilinear
+    first = 2 if part.problem.layout == "NCHW" else 1
+    row, column = (axis.start for axis in part.out[first : first + 2])
+    if row % down.out or column % across.out:
+        raise AlgorithmRefusedError(
+            f"needs parts that begin at multiples of its tile of {down.out} x {across.out} "
+            f"outputs, got one that begins at row {row}, column {column} of the output"
+        )
 
 
 def _prepare_alike(a: Plan, b: Plan) -> bool:

@@ -34,6 +34,8 @@ class TorchPeer(Peer):
     """
 
     device: str
+    measures = False
+    """Whether the library times its algorithms at the first call."""
     pip = "torch"
 
     def __init__(self) -> None:
@@ -64,7 +66,15 @@ class TorchPeer(Peer):
                     without = ["no bias"] if problem.bias and not bias else []
                     what = ", ".join([layout, *tf32, *without])
                     options = {"layout": layout, "bias": bias}
-                    found.append(Variant(what, precision, same_work=not without, options=options))
+                    found.append(
+                        Variant(
+                            what,
+                            precision,
+                            same_work=not without,
+                            measures=self.measures,
+                            options=options,
+                        )
+                    )
         return found
 
     def load(self, problem: ConvProblem, variant: Variant, data: Mapping[str, Array]) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import platform
 from typing import Any
 
 import numpy as np
@@ -23,7 +21,7 @@ class OnnxRuntimeCpu(OnnxRuntimePeer):
         import onnxruntime
 
         versions = {"onnxruntime": onnxruntime.__version__, "onnx": onnx.__version__}
-        return versions, f"{platform.processor() or platform.machine()}, {os.cpu_count()} threads"
+        return versions, "CPU"
 
     def variants(self, problem: ConvProblem) -> list[Variant]:
         if problem.dtype != "f32":

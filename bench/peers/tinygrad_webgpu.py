@@ -15,6 +15,8 @@ from typing import Any
 from wgpuconv import ConvProblem
 from wgpuconv.bench.peer import Array, Peer, Refusal, Variant, serve, wall, wall_for
 
+_BACKENDS = {"darwin": "Metal", "win32": "D3D12"}
+
 
 @dataclass
 class Loaded:
@@ -31,6 +33,9 @@ class TinygradWebGpu(Peer):
 
     def describe(self) -> tuple[dict[str, str], str]:
         os.environ.update(DEV="WEBGPU", BEAM="0")
+        # Left to choose, Dawn takes its null backend where there is no device.
+        backend = _BACKENDS.get(sys.platform, "Vulkan")
+        os.environ.setdefault("WEBGPU_BACKEND", f"WGPUBackendType_{backend}")
         if "WEBGPU_PATH" not in os.environ:
             os.environ["WEBGPU_PATH"] = str(_dawn())
         from tinygrad import Device

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import platform
-
 from _torch import TorchPeer
 
 from wgpuconv import ConvProblem
@@ -18,8 +16,7 @@ class TorchCpu(TorchPeer):
         import torch
 
         torch.set_grad_enabled(False)
-        processor = platform.processor() or platform.machine()
-        return {"torch": torch.__version__}, f"{processor}, {torch.get_num_threads()} threads"
+        return {"torch": torch.__version__}, f"CPU, {torch.get_num_threads()} threads"
 
     def precisions(self, problem: ConvProblem) -> list[str]:
         if problem.dtype != "f32":

@@ -31,6 +31,7 @@ class Captured(Loaded):
 class TorchCuda(TorchPeer):
     name = "torch-cuda"
     device = "cuda"
+    measures = True
 
     def describe(self) -> tuple[dict[str, str], str]:
         import torch

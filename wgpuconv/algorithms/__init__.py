@@ -10,17 +10,23 @@ from .base import Algorithm
 from .col2im import Col2im
 from .depthwise import Depthwise
 from .direct import Direct
+from .direct_tiled import DirectTiled
 from .gemm_1x1 import Gemm1x1
 from .im2col_gemm import Im2colGemm
 from .implicit_gemm import ImplicitGemm
+from .sliced_k import SlicedK
+from .winograd import Winograd
 
 ALGORITHMS: tuple[Algorithm, ...] = (
     Direct(),
+    DirectTiled(),
     Im2colGemm(),
     ImplicitGemm(),
     Gemm1x1(),
     Depthwise(),
     Col2im(),
+    Winograd(),
+    SlicedK(),
 )
 
 

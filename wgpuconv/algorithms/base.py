@@ -92,6 +92,28 @@ def window_params(problem: ConvProblem) -> dict[str, int]:
     }
 
 
+def in_pairs(problem: ConvProblem) -> bool:
+    """Whether rows of input and output are whole pairs of pixels, and windows cross pairs."""
+    p = problem
+    return p.layout == "NCHW" and p.dilation == (1, 1) and p.w % 2 == 0 and p.out_w % 2 == 0
+
+
+def pair_params(problem: ConvProblem) -> dict[str, int]:
+    """Widths, left padding and strides of tensors that are read and written in pairs."""
+    p, x = problem, strides(problem)
+    return {
+        "w_pairs": p.w // 2,
+        "out_pairs": p.out_w // 2,
+        "pad_pairs": ceil_div(p.padding[2], 2),
+        "x_n": x.x_n // 2,
+        "x_c": x.x_c // 2,
+        "x_h": x.x_h // 2,
+        "y_n": x.y_n // 2,
+        "y_k": x.y_k // 2,
+        "y_h": x.y_h // 2,
+    }
+
+
 def activation_params(problem: ConvProblem) -> dict[str, float]:
     return {"act_a": problem.activation.a, "act_b": problem.activation.b}
 

@@ -46,7 +46,14 @@ class Col2im(Algorithm):
     def configs(self, problem: ConvProblem, facts: Facts) -> list[Config]:
         p = problem
         m = p.k_group * p.r * p.s
-        return tile_configs(p, facts, m=m, reduction=p.c_group, pixels=p.n * p.h * p.w)
+        return tile_configs(
+            facts,
+            m=m,
+            reduction=p.c_group,
+            pixels=p.n * p.h * p.w,
+            groups=p.groups,
+            itemsize=p.itemsize,
+        )
 
     def refuse(self, problem: ConvProblem, facts: Facts) -> str | None:
         return None if self.configs(problem, facts) else weight_too_large(problem, facts)
@@ -86,7 +93,6 @@ class Col2im(Algorithm):
             columns = Region("workspace", 0, used)
             passes.append(
                 gemm_pass(
-                    p,
                     config,
                     limits,
                     (
@@ -96,6 +102,8 @@ class Col2im(Algorithm):
                         ("y", columns),
                     ),
                     activation=IDENTITY,
+                    dtype=p.dtype,
+                    groups=p.groups,
                     b_dtype=p.dtype,
                     y_dtype="f32",
                     images=images,

@@ -9,21 +9,26 @@ from .base import (
     Algorithm,
     activation_params,
     bias_region,
+    in_pairs,
+    pair_params,
     params,
     roofline,
     strides,
-    window_params,
 )
 
 MOST_TAPS = 121
 """Taps that are still held in registers (11 x 11)."""
+MOST_QUADS = 25
+"""Likewise of four channels at a time."""
+BLOCK = 16
+"""Fours of channels (256 bytes) that lanes take before the next column, whose input overlaps."""
 
 
 class Depthwise(Algorithm):
     name = "depthwise"
     summary = "one input channel a group: the taps in registers, several rows an invocation"
     ops = ("conv2d",)
-    shaders = ("depthwise",)
+    shaders = ("depthwise", "depthwise_nhwc", "depthwise_pairs")
 
     def refuse(self, problem: ConvProblem, facts: Facts) -> str | None:
         if problem.c_group != 1:
@@ -39,56 +44,99 @@ class Depthwise(Algorithm):
         return None
 
     def configs(self, problem: ConvProblem, facts: Facts) -> list[Config]:
+        p = problem
         most = min(facts.limits.max_invocations, facts.limits.max_workgroup_size)
-        rows = (1, 4) if problem.r * problem.s <= 49 else (1,)
+        sizes = (64,) if facts.software else (64, 128, 256)
         return [
-            {"rows": count, "workgroup": workgroup}
-            for count in rows
-            if count <= problem.out_h
-            for workgroup in (64, 128, 256)
-            if workgroup <= most and (workgroup == 64 or not facts.software)
+            {"rows": rows, "pairs": pairs, "workgroup": workgroup}
+            for pairs in (False, True)[: 1 + in_pairs(p)]
+            for rows in (1, 2, 4)
+            if rows <= p.out_h and (rows == 1 or p.dilation[0] == 1)
+            # What is written out and held in registers grows with both.
+            if rows * p.r * p.s <= (MOST_TAPS if rows == 1 else 100)
+            for workgroup in sizes
+            if workgroup <= most
         ]
 
     def lower(
         self, problem: ConvProblem, config: Config, facts: Facts, workspace_limit: int
     ) -> Plan:
-        p = problem
+        p, x = problem, strides(problem)
         tables = Tables(facts.limits)
         rows, workgroup = int(config["rows"]), int(config["workgroup"])
-        step = Pass(
-            Shader.of(
+        constants = {
+            "R": p.r,
+            "S": p.s,
+            "ROWS": rows,
+            "STRIDE_H": p.stride[0],
+            "WORKGROUP": workgroup,
+        }
+        sizes = {
+            "n": p.n,
+            "h": p.h,
+            "out_h": p.out_h,
+            "pad_top": p.padding[0],
+            **activation_params(p),
+        }
+        filters = {"k": p.k, "k_group": p.k_group}
+        across = {
+            "w": p.w,
+            "out_w": p.out_w,
+            "stride_w": p.stride[1],
+            "pad_left": p.padding[2],
+            "dilation_h": p.dilation[0],
+            "dilation_w": p.dilation[1],
+        }
+        outputs = p.n * p.k * ceil_div(p.out_h, rows) * p.out_w  # in strips of rows
+        if config["pairs"]:
+            outputs //= 2
+            shader = Shader.of(
+                "depthwise_pairs",
+                p.dtype,
+                p.activation,
+                **constants,
+                STRIDE_W=p.stride[1],
+                SHIFT=p.padding[2] % 2,
+            )
+            values = params(**sizes, **filters, **pair_params(p))
+        elif _by_quads(p):
+            outputs //= 4
+            shader = Shader.of("depthwise_nhwc", p.dtype, p.activation, **constants)
+            values = params(**sizes, **across, quads=p.k // 4, block=_block(p.k // 4))
+        else:
+            shader = Shader.of(
                 "depthwise",
                 p.dtype,
                 p.activation,
-                R=p.r,
-                S=p.s,
-                ROWS=rows,
-                WORKGROUP=workgroup,
+                **constants,
                 CHANNELS_LAST=p.layout == "NHWC",
-            ),
-            params(
-                n=p.n,
-                h=p.h,
-                w=p.w,
-                out_h=p.out_h,
-                out_w=p.out_w,
-                k=p.k,
-                k_group=p.k_group,
-                **window_params(p),
-                **strides(p)._asdict(),
-                **activation_params(p),
-            ),
+            )
+            values = params(**sizes, **filters, **across, **x._asdict())
+        step = Pass(
+            shader,
+            values,
             (
                 ("x", Region("input")),
                 ("weight", Region("weight")),
                 ("bias", bias_region(p, tables)),
                 ("y", Region("out")),
             ),
-            grid_1d(
-                ceil_div(p.n * p.k * ceil_div(p.out_h, rows) * p.out_w, workgroup), facts.limits
-            ),
+            grid_1d(ceil_div(outputs, workgroup), facts.limits),
         )
         return Plan(p, self.name, config, (step,), tables=tables.blob())
 
     def cost(self, problem: ConvProblem, config: Config, facts: Facts) -> float:
-        return roofline(problem, facts, efficiency=0.2 if config["rows"] == 1 else 0.25)
+        # Fewer loads an output, and fewer invocations to hide their latency.
+        better = {1: 0.2, 2: 0.25, 4: 0.28}[int(config["rows"])] * (1.2 if config["pairs"] else 1)
+        return roofline(problem, facts, efficiency=better)
+
+
+def _by_quads(p: ConvProblem) -> bool:
+    """Whether channels lie side by side in fours, each with one filter of few enough taps."""
+    return p.layout == "NHWC" and p.k_group == 1 and p.k % 4 == 0 and p.r * p.s <= MOST_QUADS
+
+
+def _block(quads: int) -> int:
+    """The largest divisor of so many fours of channels up to BLOCK, unless it is a poor one."""
+    largest = max(size for size in range(1, BLOCK + 1) if quads % size == 0)
+    return largest if largest >= 4 else quads

@@ -76,7 +76,8 @@ class Direct(Algorithm):
     def cost(self, problem: ConvProblem, config: Config, facts: Facts) -> float:
         filters = int(config["filters"])
         # Each multiply-add loads a weight, and a share of an input element.
-        efficiency = 0.25 * filters / (filters + 4)
+        efficiency = 0.2 * filters / (filters + 4)
         waste = ceil_div(problem.k_group, filters) * filters / problem.k_group
         span = problem.reduction * (facts.latency + 8 * filters * facts.cycle)
-        return roofline(problem, facts, efficiency=efficiency, waste=waste, span=span)
+        sums = roofline(problem, facts, efficiency=efficiency, waste=waste, span=span)
+        return sums + problem.out_bytes / facts.bandwidth  # stored when all sums are done

@@ -26,12 +26,19 @@ class Gemm1x1(Algorithm):
     name = "gemm_1x1"
     summary = "1x1 kernels of stride 1: a tiled GEMM on the input as it lies"
     ops = ("conv2d",)
-    shaders = ("gemm", "gemm_vec4", "pack_weights")
+    shaders = ("gemm", "gemm_nhwc", "gemm_vec4", "pack_weights")
 
     def configs(self, problem: ConvProblem, facts: Facts) -> list[Config]:
         p = problem
         pixels = p.n * p.h * p.w
-        return tile_configs(p, facts, m=p.k_group, reduction=p.c_group, pixels=pixels)
+        return tile_configs(
+            facts,
+            m=p.k_group,
+            reduction=p.c_group,
+            pixels=pixels,
+            groups=p.groups,
+            itemsize=p.itemsize,
+        )
 
     def refuse(self, problem: ConvProblem, facts: Facts) -> str | None:
         p = problem
@@ -64,7 +71,6 @@ class Gemm1x1(Algorithm):
             w_m=p.c_group,
         )
         step = gemm_pass(
-            p,
             config,
             limits,
             (
@@ -74,6 +80,8 @@ class Gemm1x1(Algorithm):
                 ("y", Region("out")),
             ),
             activation=p.activation,
+            dtype=p.dtype,
+            groups=p.groups,
             b_dtype=p.dtype,
             y_dtype=p.dtype,
             images=p.n,

@@ -27,10 +27,14 @@ from .tiles import (
     weight_too_large,
 )
 
+PLACING = 400
+"""Operations that finding an element's place takes: five divisions of 40 multiply-adds each."""
+
 
 def weight_offsets(offsets: np.ndarray, padded: int) -> bytes:
     """The ``taps`` table of pack_weights.wgsl where only the weight's offset matters."""
     table = np.zeros((padded, 4), dtype="<i4")
+    table[:, 2] = np.arange(padded)
     table[: len(offsets), 3] = offsets
     return table.tobytes()
 
@@ -44,7 +48,14 @@ class Im2colGemm(Algorithm):
     def configs(self, problem: ConvProblem, facts: Facts) -> list[Config]:
         p = problem
         pixels = p.n * p.out_h * p.out_w
-        return tile_configs(p, facts, m=p.k_group, reduction=p.reduction, pixels=pixels)
+        return tile_configs(
+            facts,
+            m=p.k_group,
+            reduction=p.reduction,
+            pixels=pixels,
+            groups=p.groups,
+            itemsize=p.itemsize,
+        )
 
     def refuse(self, problem: ConvProblem, facts: Facts) -> str | None:
         return None if self.configs(problem, facts) else weight_too_large(problem, facts)
@@ -108,11 +119,12 @@ class Im2colGemm(Algorithm):
             )
             passes.append(
                 gemm_pass(
-                    p,
                     config,
                     limits,
                     (("b", columns), ("packed", packed), ("bias", bias), ("y", Region("out"))),
                     activation=p.activation,
+                    dtype=p.dtype,
+                    groups=p.groups,
                     b_dtype=p.dtype,
                     y_dtype=p.dtype,
                     images=images,
@@ -153,9 +165,13 @@ class Im2colGemm(Algorithm):
             waste=tile_waste(tile, p.k_group, pixels),
             workgroups=workgroups,
             span=tile_span(tile, ceil_div(p.reduction, tile.k), workgroups, facts),
+            extra_bytes=columns,
             dispatches=1 + 2 * chunks,
         )
-        return gemm + 2 * columns / facts.bandwidth
+        packed = packed_elements(tile, p.k_group, p.reduction, p.groups) * p.itemsize
+        serial = 4 * packed + p.out_bytes  # as in implicit GEMM
+        placing = columns // p.itemsize * PLACING / facts.flops
+        return gemm + max(placing, columns / facts.bandwidth) + serial / facts.bandwidth
 
 
 def _chunks(

@@ -28,19 +28,28 @@ FILLS = (2, 3, 4, 6, 8)
 """Workgroups of 128 invocations a core that a split sum should make."""
 LEAST_STEPS = 4
 """Steps over k below which another split does not pay."""
+CHANNEL_BLOCK = 32
+"""Channels of NHWC that lie together in k: 128 bytes of a pixel, read whole before the next tap."""
 
 
 class ImplicitGemm(Algorithm):
     name = "implicit_gemm"
     summary = "tiled GEMM that gathers its columns as it goes; no columns matrix"
     ops = ("conv2d", "conv_transpose2d")
-    shaders = ("implicit_gemm", "pack_weights", "reduce_splits")
+    shaders = ("implicit_gemm", "implicit_gemm_nhwc", "pack_weights", "reduce_splits")
 
     def configs(self, problem: ConvProblem, facts: Facts) -> list[Config]:
         p = problem
         pixels = p.n * max(phase.pixels for phase in phases(p))
         configs = []
-        for tiled in tile_configs(p, facts, m=p.k_group, reduction=p.reduction, pixels=pixels):
+        for tiled in tile_configs(
+            facts,
+            m=p.k_group,
+            reduction=p.reduction,
+            pixels=pixels,
+            groups=p.groups,
+            itemsize=p.itemsize,
+        ):
             tile = tile_of(tiled)
             workgroups = self._workgroups(p, tile.m, tile.p)
             filling = facts.cores * 128 / tile.workgroup
@@ -79,6 +88,13 @@ class ImplicitGemm(Algorithm):
         tables = Tables(limits)
         bias = bias_region(p, tables)
         elements = p.out_bytes // p.itemsize
+        quads = _by_quads(p)
+        unit = 4 if quads else 1  # what the kernel's strides count
+        sizes = (
+            {"m_quads": p.k_group // 4, "y_quads": elements // 4}
+            if quads
+            else {"m": p.k_group, "y_m": x.y_k, "y_elements": elements}
+        )
         workspace = 4 * elements * splits if splits > 1 else 0
         most = min(workspace_limit, limits.max_binding, limits.max_buffer)
         if workspace > most:
@@ -95,8 +111,8 @@ class ImplicitGemm(Algorithm):
             reduction = p.c_group * phase.taps
             steps = ceil_div(reduction, tile.k)
             # The kernel reads the taps of one step ahead, so one more step than there is.
-            table = tap_table(p, phase, x, (steps + 1) * tile.k, channels_first=p.layout == "NCHW")
-            taps = tables.add(table)
+            block = 1 if p.layout == "NCHW" else CHANNEL_BLOCK
+            taps = tables.add(tap_table(p, phase, x, (steps + 1) * tile.k, block=block))
             size = packed_elements(tile, p.k_group, max(reduction, 1), p.groups) * p.itemsize
             packed = Region("prepared", prepared, size)
             prepared = align(prepared + size, limits.storage_alignment)
@@ -118,6 +134,7 @@ class ImplicitGemm(Algorithm):
                 Pass(
                     self._shader(p, config, phase, reduction, split=splits > 1),
                     params(
+                        **sizes,
                         pixels=p.n * phase.pixels,
                         q_hw=phase.pixels,
                         q_w=phase.w.count,
@@ -131,23 +148,20 @@ class ImplicitGemm(Algorithm):
                         tap_w=phase.w.first_offset,
                         tap_step_h=phase.h.offset_step,
                         tap_step_w=phase.w.offset_step,
-                        x_g=p.c_group * x.x_c,
-                        x_n=x.x_n,
-                        x_h=x.x_h,
-                        x_w=x.x_w,
-                        y_base=phase.h.first * x.y_h + phase.w.first * x.y_w,
-                        y_g=p.k_group * x.y_k,
-                        y_n=x.y_n,
-                        y_m=x.y_k,
-                        y_h=phase.h.step * x.y_h,
-                        y_w=phase.w.step * x.y_w,
-                        m=p.k_group,
+                        x_g=p.c_group * x.x_c // unit,
+                        x_n=x.x_n // unit,
+                        x_h=x.x_h // unit,
+                        x_w=x.x_w // unit,
+                        y_base=(phase.h.first * x.y_h + phase.w.first * x.y_w) // unit,
+                        y_g=p.k_group * x.y_k // unit,
+                        y_n=x.y_n // unit,
+                        y_h=phase.h.step * x.y_h // unit,
+                        y_w=phase.w.step * x.y_w // unit,
                         m_tiles=m_tiles,
                         p_tiles=p_tiles,
                         groups=p.groups,
                         k_steps=steps,
                         splits=splits,
-                        y_elements=elements,
                         **activation_params(p),
                     ),
                     (
@@ -197,8 +211,8 @@ class ImplicitGemm(Algorithm):
             or reduction % tile_of(config).k != 0
         )
         shader = gemm_shader(
-            "implicit_gemm",
-            p,
+            "implicit_gemm_nhwc" if _by_quads(p) else "implicit_gemm",
+            p.dtype,
             config,
             Out="f32" if split else p.dtype,
             BORDER=border,
@@ -213,7 +227,11 @@ class ImplicitGemm(Algorithm):
         dispatches = 2 * len(phases(p)) + (splits > 1)
         packed = packed_elements(tile, p.k_group, p.reduction, p.groups) * p.itemsize
         partial = splits * 4 * p.out_bytes // p.itemsize if splits > 1 else 0
-        return roofline(
+        # What comes before and after the multiply-adds does not overlap with them: weights are
+        # packed at half the rate of a copy, a workgroup stores when its last step is done, and
+        # partial sums are read again by a pass of their own.
+        serial = 4 * packed + 2 * partial + p.out_bytes
+        gemm = roofline(
             p,
             facts,
             # Filling and draining the pipeline costs about as much as a step of a tile.
@@ -221,6 +239,11 @@ class ImplicitGemm(Algorithm):
             waste=tile_waste(tile, p.k_group, p.n * max(ph.pixels for ph in phases(p))),
             workgroups=workgroups,
             span=tile_span(tile, ceil_div(steps, splits), workgroups, facts),
-            extra_bytes=2 * (packed + partial),
             dispatches=dispatches,
         )
+        return gemm + serial / facts.bandwidth
+
+
+def _by_quads(p: ConvProblem) -> bool:
+    """Whether channels and filters lie side by side in whole fours."""
+    return p.layout == "NHWC" and p.c_group % 4 == 0 and p.k_group % 4 == 0

@@ -109,27 +109,26 @@ NEVER = -(2**31)
 """...the one that no pixel's mask has: the tap of a k past the end."""
 
 
-def tap_table(
-    problem: ConvProblem, phase: Phase, x: Strides, padded: int, *, channels_first: bool
-) -> bytes:
-    """``vec4<i32>(input offset, mask, 0, weight offset)`` for each k, up to ``padded`` of them.
+def tap_table(problem: ConvProblem, phase: Phase, x: Strides, padded: int, *, block: int) -> bytes:
+    """``vec4<i32>(input offset, mask, packed k, weight offset)``, ``padded`` of them.
 
-    The mask has the bit of the tap's row and, from bit 16 on, that of its column. The order of
-    k is (channel, r, s), or (r, s, channel) without ``channels_first``.
+    The first two are those of each k; the mask has the bit of the tap's row and, from bit 16 on,
+    that of its column. The order of k is (block of ``block`` channels, r, s, channel of the
+    block). The last two say which weight goes to which k, in the order of the weight's memory.
     """
     taps = problem.r * problem.s
     w_c = problem.k_group * taps if problem.transposed else taps
-    c = np.arange(problem.c_group)
     h = np.array(phase.h.taps, dtype=np.int64).reshape(-1, 2)
     w = np.array(phase.w.taps, dtype=np.int64).reshape(-1, 2)
-    order = (c, np.arange(len(h)), np.arange(len(w)))
-    if channels_first:
-        ci, hi, wi = (a.ravel() for a in np.meshgrid(*order, indexing="ij"))
-    else:
-        hi, wi, ci = (a.ravel() for a in np.meshgrid(*order[1:], order[0], indexing="ij"))
+    axes = np.arange(problem.c_group), np.arange(len(h)), np.arange(len(w))
+    c, hi, wi = (a.ravel() for a in np.meshgrid(*axes, indexing="ij"))
+    order = np.lexsort((c % block, wi, hi, c // block))
+    c, hi, wi = c[order], hi[order], wi[order]
+    offsets = c * w_c + h[hi, 0] * problem.s + w[wi, 0]
     table = np.empty((padded, 4), dtype="<i4")
     table[:] = (0, NEVER, 0, 0)
-    table[: len(ci), 0] = ci * x.x_c + h[hi, 1] * x.x_h + w[wi, 1] * x.x_w
-    table[: len(ci), 1] = (1 << hi) | (1 << (wi + 16))
-    table[: len(ci), 3] = ci * w_c + h[hi, 0] * problem.s + w[wi, 0]
+    table[: len(c), 0] = c * x.x_c + h[hi, 1] * x.x_h + w[wi, 1] * x.x_w
+    table[: len(c), 1] = (1 << hi) | (1 << (wi + 16))
+    table[: len(c), 2:] = np.stack((np.arange(len(c)), offsets), 1)[np.argsort(offsets)]
+    table[len(c) :, 2] = np.arange(len(c), padded)
     return table.tobytes()

@@ -58,17 +58,17 @@ def tile_of(config: Config) -> Tile:
 
 
 def tile_configs(
-    problem: ConvProblem, facts: Facts, *, m: int, reduction: int, pixels: int
+    facts: Facts, *, m: int, reduction: int, pixels: int, groups: int, itemsize: int
 ) -> list[Config]:
     """Configurations for m rows and that many columns, without tiles that are mostly empty.
 
     Empty where the packed weight is too large for one binding.
     """
-    most = min(facts.limits.max_binding, facts.limits.max_buffer) // problem.itemsize
+    most = min(facts.limits.max_binding, facts.limits.max_buffer) // itemsize
     fitting = [
         t
         for t in TILES
-        if t.fits(facts.limits) and packed_elements(t, m, reduction, problem.groups) <= most
+        if t.fits(facts.limits) and packed_elements(t, m, reduction, groups) <= most
     ]
     useful = [t for t in fitting if t.m < 2 * max(m, 16) and t.p < 2 * max(pixels, 32)]
     orders = FMA_ORDERS[:1] if facts.software else FMA_ORDERS
@@ -112,13 +112,11 @@ def tile_waste(tile: Tile, m: int, pixels: int) -> float:
     return rows * columns / (m * pixels)
 
 
-def gemm_shader(
-    file: str, problem: ConvProblem, config: Config, **constants: int | bool | str
-) -> Shader:
+def gemm_shader(file: str, dtype: str, config: Config, **constants: int | bool | str) -> Shader:
     tile = tile_of(config)
     return Shader.of(
         file,
-        problem.dtype,
+        dtype,
         TILE_M=tile.m,
         TILE_P=tile.p,
         TILE_K=tile.k,
@@ -132,53 +130,71 @@ def gemm_shader(
 
 
 def gemm_pass(
-    problem: ConvProblem,
     config: Config,
     limits: Limits,
     bindings: tuple[tuple[str, Region], ...],
     *,
     activation: Activation,
+    dtype: str,
     b_dtype: str,
     y_dtype: str,
+    groups: int,
     images: int,
     image_pixels: int,
     m: int,
     reduction: int,
     b: tuple[int, int, int, int, int],
     y: tuple[int, int, int, int, int],
+    one_bias: bool = False,
 ) -> Pass:
     """y[m, p] = activation(A[m, k] * B[k, p] + bias), for all groups and images.
 
     ``b`` and ``y`` are (base, over groups, over images, over k or m, over pixels) in elements.
-    Pixels side by side that come in fours go through the kernel that moves four at a time.
+    ``dtype`` is that of A and the bias, of which all groups share m values with ``one_bias``.
+    Pixels side by side that come in fours go through a kernel that moves four at a time, and so
+    do k and m.
     """
     tile = tile_of(config)
-    m_tiles, p_tiles = ceil_div(m, tile.m), ceil_div(images * image_pixels, tile.p)
-    quads = b[4] == y[4] == 1 and not any(v % 4 for v in (image_pixels, *b[:4], *y[:4]))
-    shared = {
-        "reduction": reduction,
-        "m": m,
-        "m_tiles": m_tiles,
-        "p_tiles": p_tiles,
-        "groups": problem.groups,
-        "k_steps": ceil_div(reduction, tile.k),
-        "act_a": activation.a,
-        "act_b": activation.b,
-    }
+    pixels = images * image_pixels
+    m_tiles, p_tiles = ceil_div(m, tile.m), ceil_div(pixels, tile.p)
+    bias_g = 0 if one_bias else m
     strides = dict(zip(("b_base", "b_g", "b_n", "b_k", "b_p"), b, strict=True))
     strides |= dict(zip(("y_base", "y_g", "y_n", "y_m", "y_p"), y, strict=True))
-    if quads:
-        del strides["b_p"], strides["y_p"]
-        strides = {name: v // 4 for name, v in strides.items()}
-        sizes = {"quads": images * image_pixels // 4, "image_quads": image_pixels // 4}
+    sizes = {"pixels": pixels, "image_pixels": image_pixels}
+    if _fours(strides, b_p=image_pixels, y_p=image_pixels):
+        file = "gemm_vec4"
+        sizes = {"quads": pixels // 4, "image_quads": image_pixels // 4}
+        sizes |= {"reduction": reduction, "m": m, "bias_g": bias_g}
+        strides = {name: v // 4 for name, v in strides.items() if name not in ("b_p", "y_p")}
+    elif _fours(strides, b_k=reduction, y_m=m):
+        file = "gemm_nhwc"
+        sizes |= {"k_quads": reduction // 4, "m_quads": m // 4, "bias_g": bias_g // 4}
+        strides = {name: v // 4 for name, v in strides.items() if name not in ("b_k", "y_m")}
     else:
-        sizes = {"pixels": images * image_pixels, "image_pixels": image_pixels}
-    file = "gemm_vec4" if quads else "gemm"
+        file = "gemm"
+        sizes |= {"reduction": reduction, "m": m, "bias_g": bias_g}
     return Pass(
-        gemm_shader(file, problem, config, In=b_dtype, Out=y_dtype).ending_with(activation),
-        params(**sizes, **strides, **shared),
+        gemm_shader(file, dtype, config, In=b_dtype, Out=y_dtype).ending_with(activation),
+        params(
+            **sizes,
+            **strides,
+            m_tiles=m_tiles,
+            p_tiles=p_tiles,
+            groups=groups,
+            k_steps=ceil_div(reduction, tile.k),
+            act_a=activation.a,
+            act_b=activation.b,
+        ),
         bindings,
-        grid_1d(m_tiles * p_tiles * problem.groups, limits),
+        grid_1d(m_tiles * p_tiles * groups, limits),
+    )
+
+
+def _fours(strides: dict[str, int], **lengths: int) -> bool:
+    """Whether elements lie side by side along the axes of these strides, in whole fours."""
+    others = (v for name, v in strides.items() if name not in lengths)
+    return all(strides[name] == 1 for name in lengths) and not any(
+        v % 4 for v in (*others, *lengths.values())
     )
 
 

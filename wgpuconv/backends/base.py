@@ -45,7 +45,12 @@ class Compiled(Protocol):
 
 
 class Backend(Protocol):
-    """Runs plans on one device. Every method may be called from any thread."""
+    """Runs plans on one device. Every method may be called from any thread.
+
+    One that compiles any file of shaders/ says so with an attribute ``runs_wgsl = True``; its
+    bandwidth and multiply-add rate are then measured when it is tuned on. The facts of others are
+    taken as they are.
+    """
 
     @property
     def facts(self) -> Facts: ...

@@ -98,6 +98,8 @@ class CompiledPlan:
 class WebGpuBackend:
     """One WebGPU device."""
 
+    runs_wgsl = True
+
     def __init__(
         self,
         provider: Provider,
@@ -112,12 +114,7 @@ class WebGpuBackend:
         self.algorithms = algorithms
         self.facts = _facts(gpu_device)
         info = gpu_device.adapter_info
-        self.identity = Identity(
-            backend=f"{provider.name}{'' if trusted else '-checked'}",
-            adapter=f"{info['device']} ({info['backend_type']})",
-            driver=info["description"] or info["vendor"],
-            versions=provider.version,
-        )
+        self.identity = identity_of(provider, info, trusted=trusted)
         usage = provider.api.BufferUsage
         self._storage_usage = usage.STORAGE | usage.COPY_SRC | usage.COPY_DST
         self._uniform_usage = usage.UNIFORM | usage.COPY_DST
@@ -592,6 +589,16 @@ class _Timer:
         return wall / repeats
 
 
+def identity_of(provider: Provider, info: Any, *, trusted: bool = True) -> Identity:
+    """The identity of an adapter, by its info."""
+    return Identity(
+        backend=f"{provider.name}{'' if trusted else '-checked'}",
+        adapter=f"{info['device']} ({info['backend_type']})",
+        driver=info["description"] or info["vendor"],
+        versions=provider.version,
+    )
+
+
 def _refuse_to_destroy() -> None:
     raise ProblemError("this buffer belongs to wgpuconv; drop its Tensor instead of destroying it")
 
@@ -629,8 +636,10 @@ def _facts(device: Any) -> Facts:
     # Kernels count elements in 32 bits, some of them with a sign: f16 fits up to here.
     limits = replace(limits, max_binding=min(limits.max_binding, 2**32 - 4))
     kind = device.adapter_info["adapter_type"]
+    # A discrete card of the middle. More operations a byte make the model shy of all that writes
+    # intermediate values, and it is more often wrong about other cards (see bench/NOTES.md).
     guesses = {
-        "DiscreteGPU": {"bandwidth": 800e9, "flops": 30e12, "cores": 96},
+        "DiscreteGPU": {"bandwidth": 1e12, "flops": 25e12, "cores": 48, "launch": 2e-6},
         "IntegratedGPU": {"bandwidth": 80e9, "flops": 3e12, "cores": 16},
         "CPU": {
             "bandwidth": 5e9,

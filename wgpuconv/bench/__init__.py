@@ -1,8 +1,5 @@
-"""The benchmark: every side of a problem, ours and other libraries', timed in one run."""
+"""The benchmark: every side of a problem, ours and other libraries', timed in one run.
 
-from .ours import OurDevice
-from .result import Run
-from .runner import run
-from .session import Session
-
-__all__ = ["OurDevice", "Run", "Session", "run"]
+``session.Session`` runs it, ``result.load`` reads what it wrote. Nothing is imported here, since a
+peer's process needs little of this.
+"""

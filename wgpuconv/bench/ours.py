@@ -9,12 +9,19 @@ from ..backends.webgpu import WebGpuBackend
 from ..device import Device
 from ..errors import AlgorithmRefusedError, UnsupportedFeatureError
 from ..plan import Plan
+from ..planner import Survey, lower
 from ..problem import ConvProblem
+from ..tuning import roofline
+from ..tuning.tuner import Choice
 from ..tuning.workbench import Workbench
-from . import calls, roofline
+from . import calls
 from .accuracy import Judge
 from .result import DeviceFacts, Side
 from .runner import Contender, Offer
+
+FAR_BEHIND = 1.25
+"""Times the choice's time; see _far_behind. (A session of its own for each algorithm takes most of
+the time of a run on a cold store.)"""
 
 
 class OurDevice:
@@ -54,45 +61,47 @@ class OurDevice:
         return roofline.measure(backend) if isinstance(backend, WebGpuBackend) else None
 
     def offer(self, problem: ConvProblem, tell: Callable[[str], None]) -> Offer:
+        tell(f"choosing on {self.name}")
         try:
-            found = self.device.survey(problem)
+            choice = self.device.choose(problem)
         except UnsupportedFeatureError as error:
             return Offer(refusals={self.name: str(error)})
+        # Candidates follow from the device's speeds, which the first choice may measure.
+        found = self.device.survey(problem)
         refusals = dict(found.refusals)
-        tell(f"choosing on {self.name}")
-        choice = self.device.choose(problem)
-        asked = {choice.plan.algorithm: "auto"}
-        plans = [choice.plan]
-        for algorithm in self.device.algorithms:
-            name = algorithm.name
-            if name in refusals or name in asked:
+        plans = {"auto": choice.plan}
+        for name in (algorithm.name for algorithm in self.device.algorithms):
+            if name in refusals or name == choice.plan.algorithm or not self._wanted(name):
                 continue
-            if self.algorithms and name not in self.algorithms:
-                continue
-            tell(f"choosing {name} on {self.name}")
             try:
-                plans.append(self.device.choose(problem, algorithm=name).plan)
-                asked[name] = name
+                tell(f"choosing {name} on {self.name}")
+                plans[name] = self._best(problem, name, choice, found)
             except AlgorithmRefusedError as error:
                 refusals[name] = str(error)
         contenders: list[Contender] = []
-        for plan in plans:
-            if self.algorithms and plan.algorithm not in self.algorithms:
-                continue
-            contenders.append(_Ours(self, problem, plan, asked[plan.algorithm]))
-            if plan is choice.plan and plan.prepare:
-                contenders.append(_Prepared(self, problem, plan, asked[plan.algorithm]))
+        for asked, plan in plans.items():
+            if self._wanted(plan.algorithm):
+                contenders.append(_Ours(self, problem, plan, asked))
+                if plan is choice.plan and plan.prepare:
+                    contenders.append(_Prepared(self, problem, plan, asked))
         return Offer(
             contenders,
-            {
-                f"{self.name} {name}": why
-                for name, why in refusals.items()
-                if not self.algorithms or name in self.algorithms
-            },
+            {f"{self.name} {name}": why for name, why in refusals.items() if self._wanted(name)},
             choice.plan.label,
             choice.source,
             choice.note,
         )
+
+    def _wanted(self, algorithm: str) -> bool:
+        return not self.algorithms or algorithm in self.algorithms
+
+    def _best(self, problem: ConvProblem, name: str, choice: Choice, found: Survey) -> Plan:
+        """An algorithm's plan with the best configuration known."""
+        behind = _far_behind(choice, name)
+        candidate = next((c for c in found.candidates if c.label == behind), None)
+        if candidate is None:
+            return self.device.choose(problem, algorithm=name).plan
+        return lower(problem, candidate, self.device.facts, self.device.algorithms)
 
     def bench(self, judge: Judge) -> Workbench:
         """The problem's data on the device, from the first who needs it to ``leave``."""
@@ -115,8 +124,19 @@ class OurDevice:
             self._bench = None
 
 
+def _far_behind(choice: Choice, algorithm: str) -> str | None:
+    """The label of an algorithm's best configuration when all were measured, where that was so
+    much slower than the choice that tuning it on its own would change nothing."""
+    for label, seconds in choice.timings:  # fastest first
+        if label.partition("(")[0] == algorithm:
+            return label if seconds > FAR_BEHIND * choice.timings[0][1] else None
+    return None
+
+
 class _Ours:
     """An algorithm, weights prepared within its time."""
+
+    alone = True
 
     def __init__(self, device: OurDevice, problem: ConvProblem, plan: Plan, asked: str) -> None:
         self._device = device

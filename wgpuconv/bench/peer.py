@@ -55,6 +55,8 @@ class Variant:
     """Whether weights are transformed outside of the time."""
     same_work: bool = True
     """Whether it does all that the problem says: False for one that leaves the bias out."""
+    measures: bool = False
+    """Whether ``load`` chooses by measuring, so that nothing else may run meanwhile."""
     options: dict[str, Any] = field(default_factory=dict)
     """The peer's own, as JSON holds them."""
 

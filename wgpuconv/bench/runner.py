@@ -12,6 +12,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -50,6 +51,11 @@ class Contender(Protocol):
     @property
     def side(self) -> Side:
         """What it is, without anything measured."""
+
+    @property
+    def alone(self) -> bool:
+        """Whether nothing else may run while it is verified. The others of a participant are
+        verified one after the other, beside those of other participants."""
 
     def verify(self, judge: Judge) -> float:
         """Makes it ready to run; the error of its output. Raises where that is wrong."""
@@ -150,7 +156,8 @@ class _Heat:
         finally:
             for participant in self._participants:
                 self._leave(participant)
-        sides = [racer.side for racer in racers] + self._failed
+        sides = [racer.side for racer in racers if failure is None or not racer.runs]
+        sides += self._failed
         return ProblemResult(
             name=self._entry.name,
             problem=str(self._entry.problem),
@@ -195,10 +202,11 @@ class _Heat:
         if shortage is not None:
             return shortage
         self._say("making data")
-        judge = Judge(Check(self._entry.problem))
-        for racer in racers:
-            self._say(f"checking {racer.side.name}")
-            racer.verify(judge)
+        try:
+            judge = Judge(Check(self._entry.problem))
+        except MemoryError as error:
+            return f"this machine has no memory for the data: {sentence(error)}"
+        self._verify(racers, judge)
         race(
             [racer for racer in racers if racer.runs],
             self._rules,
@@ -211,6 +219,26 @@ class _Heat:
         return "no side computes this problem: " + "; ".join(
             f"{racer.side.name}: {racer.side.failure}" for racer in racers[:3]
         )
+
+    def _verify(self, racers: Sequence[Racer], judge: Judge) -> None:
+        beside: dict[str, list[Racer]] = {}
+        for racer in racers:
+            if racer.alone:
+                self._say(f"checking {racer.side.name}")
+                racer.verify(judge)
+            else:
+                beside.setdefault(racer.side.on, []).append(racer)
+        if not beside:
+            return
+
+        def verify(same: Sequence[Racer]) -> None:
+            for racer in same:
+                racer.verify(judge)
+
+        # Most of it is compiling, in a process each.
+        self._say(f"checking {', '.join(beside)}")
+        with ThreadPoolExecutor(len(beside)) as pool:
+            list(pool.map(verify, beside.values()))
 
     def _measure_calls(self, racers: Sequence[Racer], measures: Sequence[str]) -> None:
         """What a call costs from Python, of those that a user would call: of each participant
@@ -247,6 +275,10 @@ class Racer:
         if self._failure is not None:
             return replace(self._side, samples=(), failure=self._failure)
         return replace(self._side, samples=tuple(self.samples))
+
+    @property
+    def alone(self) -> bool:
+        return self._contender.alone
 
     @property
     def runs(self) -> bool:
@@ -295,6 +327,9 @@ def race(
             short, racer.estimate = racer.estimate, math.inf
             racer.take(_repeats(short, rules.sample))
     limit = SLOW * min((racer.estimate for racer in racers if racer.runs), default=math.inf)
+    for racer in racers:
+        if racer.estimate > limit:  # or it was disturbed
+            racer.take(_repeats(racer.estimate, rules.sample))
     quick = [racer for racer in racers if racer.estimate <= limit]
     slow = [racer for racer in racers if racer.estimate > limit]
     tell("spinning up")
@@ -364,19 +399,20 @@ def _repeats(estimate: float, seconds: float) -> int:
 
 
 def _called(racers: Sequence[Racer], offers: dict[str, Offer]) -> list[Racer]:
-    best: dict[tuple[str, str], Racer] = {}
+    """What tuners take, and of each participant and precision the fastest that does all the
+    work, with weights prepared beforehand only where it has no other."""
+    best: dict[tuple[str, str], tuple[bool, float, Racer]] = {}
     chosen: list[Racer] = []
     for racer in racers:
         side = racer.side
-        if side.seconds is None or side.prepared or not side.same_work:
+        if side.seconds is None or not side.same_work:
             continue
         offer = offers.get(side.on)
         if offer is not None and side.label and side.label == offer.choice:
             chosen.append(racer)
-        key = (side.on, side.precision)
-        if key not in best or side.seconds < (best[key].side.seconds or 0.0):
-            best[key] = racer
-    return [*chosen, *(racer for racer in best.values() if racer not in chosen)]
+        key, found = (side.on, side.precision), (side.prepared, side.seconds, racer)
+        best[key] = min(best.get(key, found), found, key=lambda each: each[:2])
+    return [*chosen, *(racer for *_, racer in best.values() if racer not in chosen)]
 
 
 def _nbytes(problem: ConvProblem) -> int:

@@ -8,6 +8,7 @@ import platform
 import shutil
 import subprocess
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -80,11 +81,12 @@ class Session:
         self.peers: list[PeerFacts] = []
         self._libraries: list[TheirLibrary] = []
         with ExitStack() as stack:
-            for name in peers:
-                tell(f"starting {name}")
-                process = stack.enter_context(PeerProcess(name))
-                facts = process.describe()
-                self.peers.append(facts)
+            processes = [stack.enter_context(PeerProcess(name)) for name in peers]
+            tell("starting peers")
+            # At the same time: most of it is importing large libraries.
+            with ThreadPoolExecutor(max(len(processes), 1)) as pool:
+                self.peers = list(pool.map(PeerProcess.describe, processes))
+            for process, facts in zip(processes, self.peers, strict=True):
                 if facts.absent is None:
                     self._libraries.append(TheirLibrary(process))
                 else:

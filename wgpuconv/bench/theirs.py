@@ -47,6 +47,7 @@ class _Theirs:
             prepared=variant.prepared,
             same_work=variant.same_work,
         )
+        self.alone = variant.measures
 
     def verify(self, judge: Judge) -> float:
         self._data = judge.check.data

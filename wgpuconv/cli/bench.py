@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,7 +22,7 @@ from ..bench.peer_process import peer_names
 from ..bench.result import ProblemResult, Run, Side, geometric_mean
 from ..bench.runner import MEASURES, USUAL_MEASURES
 from ..bench.session import Session
-from ..suites import Entry, gather, suite_names, varied
+from ..suites import Entry, varied
 from . import bench_report
 from .options import GRAMMAR, JsonOption, TuneOption, open_device
 from .output import (
@@ -36,9 +37,17 @@ from .output import (
     out,
     show,
     significant,
-    size,
     table,
     warn,
+)
+from .output import size as size_text
+from .problems import (
+    BatchOption,
+    LimitOption,
+    OnnxOption,
+    ProblemsArgument,
+    SizeOption,
+    chosen,
 )
 
 EXAMPLES = (
@@ -88,18 +97,8 @@ app = typer.Typer(
     epilog=examples(*EXAMPLES, before=f"{_RESULTS}\n\n{GRAMMAR}"),
 )
 def command(
-    problems: Annotated[
-        list[str] | None,
-        typer.Argument(
-            help=f"Suites ({', '.join(suite_names())}), files of that form, "
-            "texts of problems in quotes.",
-            show_default=False,
-        ),
-    ] = None,
-    onnx: Annotated[
-        Path | None,
-        typer.Option(metavar="MODEL", help="Every convolution of an ONNX model, with its count."),
-    ] = None,
+    problems: ProblemsArgument = None,
+    onnx: OnnxOption = None,
     algorithms: Annotated[
         str | None, typer.Option(metavar="NAMES", help="Only these of ours, with commas between.")
     ] = None,
@@ -126,12 +125,13 @@ def command(
             metavar="NAME", help="The peer or device that ratios refer to; torch-cuda if present."
         ),
     ] = None,
-    batch: Annotated[int | None, typer.Option(min=1, help="Instead of the suite's.")] = None,
+    batch: BatchOption = None,
+    size: SizeOption = None,
     dtype: Annotated[
         str | None, typer.Option(help="f32, f16, or f32,f16, instead of the suite's.")
     ] = None,
     layout: Annotated[str | None, typer.Option(help="nchw or nhwc.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many.")] = None,
+    limit: LimitOption = None,
     rounds: Annotated[
         int | None, typer.Option(min=1, help="Samples of each side; 7, or 3 on a software driver.")
     ] = None,
@@ -157,7 +157,8 @@ def command(
     is relative to the largest output, 'roof' the share of the most that the
     device could do by a direct method in f32.
     """
-    entries = _entries(problems or [], onnx, batch, dtype, layout, limit)
+    found = chosen(problems, onnx, batch=batch, size=size, dtype=None, layout=layout, limit=limit)
+    entries = [varied(entry, dtype=each) for each in _words(dtype) or (None,) for entry in found]
     measures = _words(measure) or USUAL_MEASURES
     asked = peer_names() if peers in (None, "all") else [] if peers == "none" else _words(peers)
     check_folder(out_file)
@@ -178,16 +179,16 @@ def command(
             try:
                 _measure(session, entries, work, quiet=as_json, absent=peers is not None)
             finally:  # what was measured is kept, however it ends
-                found = session.run()
+                run = session.run()
                 if out_file is not None:
-                    found.save(out_file)
+                    run.save(out_file)
     if as_json:
-        emit_json(found.to_json())
+        emit_json(run.to_json())
     else:
-        _summary(found)
+        _summary(run)
         if out_file is not None:
             note(f"All samples are in {out_file}.")
-    if any(result.failed for result in found.results):
+    if any(result.failed for result in run.results):
         complain("a problem or an algorithm failed; the reason stands with it")
         raise typer.Exit(1)
 
@@ -196,30 +197,6 @@ app.command("report", epilog=examples(*bench_report.REPORT_EXAMPLES))(bench_repo
 app.command("compare", epilog=examples(*bench_report.COMPARE_EXAMPLES))(
     bench_report.compare_command
 )
-
-
-def _entries(
-    problems: Sequence[str],
-    onnx: Path | None,
-    batch: int | None,
-    dtype: str | None,
-    layout: str | None,
-    limit: int | None,
-) -> list[Entry]:
-    entries = gather(problems)
-    if onnx is not None:
-        from ..onnx_model import read_model  # imports onnx
-
-        entries += read_model(onnx, batch=batch)
-        batch = None if not problems else batch
-    if not entries:
-        raise typer.BadParameter("a suite, a file, a problem's text, or --onnx must be given")
-    dtypes = _words(dtype) or (None,)
-    return [
-        varied(entry, batch=batch, dtype=each, layout=layout)
-        for each in dtypes
-        for entry in entries[:limit]
-    ]
 
 
 def _words(text: str | None) -> tuple[str, ...]:
@@ -271,25 +248,32 @@ def heading(result: ProblemResult) -> Text:
 
 def results_table(result: ProblemResult, run: Run) -> Table:
     """All sides on one problem; the tuner's choice has a star."""
-    reference = summary.baseline_of(run, result) or summary.fastest(result.sides)
+    baseline = summary.baseline_of(run, result)
     first = summary.leaders(result)[:1]
+    reference = baseline or (first[0] if first else None)
     seconds = [side.seconds for side in result.sides if side.seconds]
     tera = bool(seconds) and result.flop / min(seconds) >= 1e11
     unit, name = (1e12, "TFLOP/s") if tera else (1e9, "GFLOP/s")
     shares = {id(side): _share(side, result, run) for side in result.sides}
-    against = "ratio" if run.baseline else "vs best"
+    against = f"/ {run.baseline}" if baseline else "/ best"
     optional = {
         "roof": [_percent(shares[id(side)]) for side in result.sides],
         "call": [micro(side.call) for side in result.sides],
         "numpy": [micro(side.end_to_end) for side in result.sides],
-        "first": [micro(side.first_call) for side in result.sides],
+        "first s": [
+            "-" if side.first_call is None else significant(side.first_call)
+            for side in result.sides
+        ],
     }
     optional = {title: cells for title, cells in optional.items() if any(c != "-" for c in cells)}
     numbers = ("us", name, against, "error", "scratch", *optional)
     shown = table("", "side", *numbers, right=numbers)
     several = len({side.on for side in result.sides}) > 1
+    dtype = summary.dtype_of(result)
     for row, side in enumerate(result.sides):
-        title = Text(_title(side, result, several), style="bold" if side in first else "")
+        other = side.prepared or not side.same_work or side.precision != dtype
+        style = "bold" if side in first else "dim" if other else ""
+        title = Text(_title(side, dtype, several), style=style)
         if side.failure:
             title.append(f"\n{side.failure}", style="red")
         ratio = summary.ratio(side, reference)
@@ -300,16 +284,16 @@ def results_table(result: ProblemResult, run: Run) -> Table:
             "-" if side.seconds is None else significant(result.flop / side.seconds / unit),
             "-" if ratio is None else f"{ratio:.2f}",
             "-" if side.error is None else f"{side.error:.0e}",
-            "-" if side.workspace is None else size(side.workspace),
+            "-" if side.workspace is None else size_text(side.workspace),
             *(cells[row] for cells in optional.values()),
         )
     return shown
 
 
-def _title(side: Side, result: ProblemResult, several: bool) -> str:
+def _title(side: Side, dtype: str, several: bool) -> str:
     """A side's name; its precision where that is not the problem's and does not stand there."""
     text = side.name if several else side.what
-    lossy = side.precision != summary.dtype_of(result) and side.precision not in side.what
+    lossy = side.precision != dtype and side.precision not in side.what
     return f"{text}, {side.precision}" if lossy else text
 
 
@@ -331,21 +315,33 @@ def _share(side: Side, result: ProblemResult, run: Run) -> float | None:
 
 
 def _verdict(result: ProblemResult, run: Run) -> str:
-    """Which is the fastest without loss of precision; no winner inside the spread."""
+    """Which is the fastest without loss of precision, of all and of ours; no winner where the
+    samples do not tell."""
     first = summary.leaders(result)
     if len(result.sides) < 2 or not first:
         return ""
-    names = [side.name for side in first]
-    if len(names) == 1:
-        return f"Fastest: {names[0]}."
-    return f"A tie, within the spread of the samples: {', '.join(names)}."
+    text = f"Fastest: {_names(first)}"
+    ours = tuple(side for side in result.sides if side.ours)
+    best = summary.leaders(replace(result, sides=ours))
+    if best and not first[0].ours:
+        ratio = summary.ratio(best[0], first[0])
+        text += f"; of ours {_names(best)}, {significant(ratio or 0)} times as long"
+    return f"{text}."
+
+
+def _names(sides: Sequence[Side]) -> str:
+    """One, or all that the samples do not tell apart."""
+    names = [side.name for side in sides]
+    return names[0] if len(names) == 1 else f"a tie of {', '.join(names)}"
 
 
 def refusals_table(result: ProblemResult) -> Table:
-    """The sides that do not apply, and why."""
+    """The sides that do not apply, and why; of one device alone without its name."""
+    device = next(iter(result.choice)) if len(result.choice) == 1 else ""
     shown = Table.grid(padding=(0, 1))
     for name, why in result.refusals.items():
-        shown.add_row("  ", Text(name, style="dim"), Text(why, style="dim"))
+        algorithm = name.removeprefix(f"{device} ")
+        shown.add_row("  ", Text(algorithm, style="dim"), Text(why, style="dim"))
     return shown
 
 
@@ -354,8 +350,10 @@ def _summary(run: Run) -> None:
     groups = summary.groups(run)
     if not groups:
         return
-    against = (f"/ {run.baseline}", "worst", "", "won") if run.baseline else ()
-    numbers = ("geomean us", *against[:2], *against[3:], "total us")
+    named = all(result.name for result in run.results)
+    against = [f"/ {run.baseline}", "worst", *(["at"] if named else []), "won"]
+    against = against if run.baseline else []
+    numbers = ("geomean us", *(title for title in against if title != "at"), "total us")
     shown = table("of all", "problems", "geomean us", *against, "total us", right=numbers)
     for group in groups:
         sides = [side for r in run.results if (side := group.best(r)) is not None]
@@ -363,15 +361,16 @@ def _summary(run: Run) -> None:
         cells = [str(len(sides)), micro(geometric_mean(s.seconds or math.nan for s in sides))]
         if run.baseline:
             found = summary.standing(group, run)
+            own = group.on == run.baseline and group.precision == group.dtype
             cells += (
                 [
-                    f"{found.mean:.3f}",
-                    f"{found.worst:.2f}",
-                    found.worst_at,
+                    significant(found.mean),
+                    significant(found.worst),
+                    *([found.worst_at] if named else []),
                     f"{found.wins} of {found.problems}",
                 ]
-                if found.problems
-                else ["-"] * 4
+                if found.problems and not own
+                else ["-"] * len(against)
             )
         of = f" on {group.dtype}" if group.precision != group.dtype else ""
         shown.add_row(Text(f"{group.name}{of}"), *cells, micro(total))

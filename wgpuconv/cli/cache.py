@@ -81,9 +81,9 @@ def export_(file: Annotated[Path, typer.Argument(help="Where the bundle goes.")]
 @app.command("import", epilog=examples("wgpuconv cache import tuning.json"))
 def import_(file: Annotated[Path, typer.Argument(help="A bundle that 'export' wrote.")]) -> None:
     """Add what a JSON bundle holds."""
-    entries = read_bundle(file)
-    count = merge(Store(default_path()), entries)
-    text = f"{count} of {len(entries)} problem(s) were new or better"
-    if count < len(entries):
-        text += f", {len(entries) - count} already known"
+    bundle = read_bundle(file)
+    count, total = merge(Store(default_path()), bundle), len(bundle.entries)
+    text = f"{count} of {total} problem(s) were new or better"
+    if count < total:
+        text += f", {total - count} already known"
     out.print(f"{file}: {text}", soft_wrap=True)

@@ -10,15 +10,18 @@ from rich.text import Text
 
 from ..device import Device, DeviceInfo, default_device, devices
 from ..errors import WgpuConvError
+from ..tuning.speeds import device_key
+from ..tuning.store import Store, default_path
 from .options import JsonOption
-from .output import emit_json, note, show, table, warn
+from .output import emit_json, note, show, speed, table, warn
 
 EXAMPLES = ("wgpuconv devices",)
 
 
 def command(as_json: JsonOption = False) -> None:
     """List the devices that can run convolutions, and why others cannot."""
-    rows = [_row(info) for info in devices()]
+    store = Store(default_path())
+    rows = [_row(info, store) for info in devices()]
     default = _default_spec([row for row in rows if row["problem"] is None])
     for row in rows:
         row["default"] = row["spec"] == default
@@ -30,6 +33,9 @@ def command(as_json: JsonOption = False) -> None:
         lines = Text(row["name"] or "")
         if row["driver"]:
             lines.append(f"\n{row['driver']}", style="dim")
+        if row["bandwidth"] or row["fma_rate"]:
+            rates = ((row["bandwidth"], "B/s"), (row["fma_rate"], "FLOP/s"))
+            lines.append(f"\nmeasured: {', '.join(speed(r, unit) for r, unit in rates if r)}")
         if row["problem"]:
             lines.append(f"{row['name'] and chr(10)}{row['problem']}", style="red")
         if row["warning"]:
@@ -55,8 +61,13 @@ def _yes(value: bool) -> str:
     return "yes" if value else "no"
 
 
-def _row(info: DeviceInfo) -> dict[str, Any]:
-    row = asdict(info) | {"warning": None}
+def _row(info: DeviceInfo, store: Store) -> dict[str, Any]:
+    speeds = store.speeds(device_key(info.identity)) if info.identity else None
+    row = asdict(info) | {
+        "warning": None,
+        "bandwidth": speeds.bandwidth if speeds else None,
+        "fma_rate": speeds.fma_rate if speeds else None,
+    }
     if info.problem is None and info.kind == "CPU":
         # Opening a software driver tells whether it miscompiles.
         with warnings.catch_warnings(record=True) as caught:

@@ -11,11 +11,11 @@ from rich.table import Table
 from rich.text import Text
 
 from ..errors import ProblemError
-from ..explain import Explanation, Row
+from ..explain import Basis, Explanation, Row
 from ..plan import Config
 from ..suites import IN_QUOTES, Entry, parse_entry, suite_names
 from .options import AlgorithmOption, DeviceOption, JsonOption, TuneOption, open_device
-from .output import Work, config_text, emit_json, micro, note, out, show, size, table
+from .output import Work, config_text, emit_json, micro, note, out, show, size, speed, table
 
 EXAMPLES = ("wgpuconv explain 'conv2d f32 n1 c64 h56 w56 k64 r3 s3 stride1 pad1'",)
 _SOURCES = {
@@ -65,6 +65,7 @@ def command(
             refused.add_row(name, why)
         show(refused)
     out.print()
+    note(basis_text(found.basis))
     for line in found.notes:
         note(line)
     if not everything:
@@ -93,6 +94,16 @@ def choice_text(found: Explanation) -> Text:
     if chosen.config:
         text.append(f"\n{config_text(chosen.config)}", style="dim")
     return text
+
+
+def basis_text(known: Basis) -> str:
+    """What the guesses come from, in a line."""
+    measured = [f"measured {known.date}" if name in known.measured else "guessed"
+                for name in ("bandwidth", "flops")]  # fmt: skip
+    return (
+        f"guesses reckon with {speed(known.bandwidth, 'B/s')} ({measured[0]}), "
+        f"{speed(known.flops, 'FLOP/s')} ({measured[1]}) and {known.cores} cores"
+    )
 
 
 def candidates_table(found: Explanation) -> Table:

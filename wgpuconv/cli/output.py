@@ -212,6 +212,14 @@ def significant(value: float) -> str:
     return f"{value:.{2 if abs(value) >= 1 else 3}f}" if abs(value) < 10 else f"{value:.1f}"
 
 
+def speed(rate: float, unit: str) -> str:
+    """A rate with a decimal prefix: 81.3 GB/s, 62.0 TFLOP/s."""
+    prefix, scale = next(
+        (p, s) for p, s in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("", 0.0)) if rate >= s
+    )
+    return f"{significant(rate / (scale or 1))} {prefix}{unit}"
+
+
 def size(nbytes: int) -> str:
     """Bytes in binary units: 0, 512 B, 1.5 MiB."""
     value = float(nbytes)

@@ -4,21 +4,33 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
 from ..errors import StoreError
-from .store import Entry, Store, entry_of
+from .store import Entry, Speeds, Store, entry_of, speeds_of
 
 FORMAT = "wgpuconv-tuning"
-VERSION = 1
+VERSION = 2
+
+T = TypeVar("T")
+
+
+class Bundle(NamedTuple):
+    """What a file holds: results, and the speeds of the devices that they were measured on."""
+
+    entries: list[Entry]
+    speeds: list[Speeds]
 
 
 def write_bundle(store: Store, path: str | os.PathLike[str]) -> int:
-    """Writes all entries of a store; returns how many. Raises StoreError."""
+    """Writes all entries and speeds of a store; returns how many entries. Raises StoreError."""
     entries = sorted(store.entries(), key=lambda entry: entry.key)
     data = {
         "format": FORMAT,
         "version": VERSION,
+        "devices": [speeds.to_json() for speeds in store.all_speeds()],
         "entries": [entry.to_json() for entry in entries],
     }
     try:
@@ -28,8 +40,8 @@ def write_bundle(store: Store, path: str | os.PathLike[str]) -> int:
     return len(entries)
 
 
-def read_bundle(path: str | os.PathLike[str]) -> list[Entry]:
-    """The entries of a bundle. Raises StoreError where the file is no bundle."""
+def read_bundle(path: str | os.PathLike[str]) -> Bundle:
+    """What a bundle holds. Raises StoreError where the file is no bundle."""
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
@@ -46,22 +58,36 @@ def read_bundle(path: str | os.PathLike[str]) -> list[Entry]:
             f"{path} is a tuning bundle of version {data.get('version')!r}, "
             f"this wgpuconv reads version {VERSION}; export it again"
         )
-    entries = data.get("entries")
-    if not isinstance(entries, list):
-        raise StoreError(f"{path} is a broken tuning bundle: it has no list of entries")
+    entries = _list(data, "entries", entry_of, "entry", path)
+    return Bundle(entries, _list(data, "devices", speeds_of, "device", path))
+
+
+def _list(
+    data: dict[str, Any],
+    name: str,
+    parse: Callable[[Any], T],
+    one: str,
+    path: str | os.PathLike[str],
+) -> list[T]:
+    if not isinstance(data.get(name), list):
+        raise StoreError(f"{path} is a broken tuning bundle: it has no list of {name}")
     found = []
-    for number, entry in enumerate(entries):
+    for number, item in enumerate(data[name]):
         try:
-            found.append(entry_of(entry))
+            found.append(parse(item))
         except ValueError as error:
-            raise StoreError(f"{path}: entry {number} is broken: {error}") from error
+            raise StoreError(f"{path}: {one} {number} is broken: {error}") from error
     return found
 
 
-def merge(store: Store, entries: list[Entry]) -> int:
-    """Puts the entries that beat what the store has; returns how many did."""
+def merge(store: Store, bundle: Bundle) -> int:
+    """Puts the entries that beat what the store has; returns how many did.
+
+    Of speeds the store keeps its own: its entries' candidates follow from them.
+    """
+    store.put_speeds(*(s for s in bundle.speeds if store.speeds(s.key) is None))
     better = []
-    for entry in entries:
+    for entry in bundle.entries:
         known = store.get(entry.key)
         if known is None or _beats(entry, known):
             better.append(entry)

@@ -34,7 +34,7 @@ Lower = Callable[[Candidate], Plan]
 
 
 class Progress(Protocol):
-    """Told how far tuning is; ``stage`` is 'verify' or 'time'."""
+    """Told how far tuning is; ``stage`` is 'device', 'verify' or 'time'."""
 
     def __call__(self, stage: str, done: int, total: int) -> None: ...
 

@@ -1,5 +1,7 @@
 """The store: what was measured, in one SQLite file, kept by names.
 
+Entries say which kernel a problem is best computed with, speeds how fast a device is.
+
 It is a cache. Whatever happens to the file (killed writers, garbage, another program's
 database, a read-only folder, a full disk), a caller sees at most one TuningWarning, and the
 store goes on in memory. A stored choice is a hint: whoever uses one checks that it still fits.
@@ -13,9 +15,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -34,7 +37,7 @@ BUSY_SECONDS = 5.0
 """How long to wait for another process's write, which takes milliseconds."""
 
 _APPLICATION_ID = 0x77636F6E  # 'wcon', in the file's header
-_SCHEMA_VERSION = 1
+_SCHEMA_VERSION = 2
 
 T = TypeVar("T")
 
@@ -120,6 +123,43 @@ class Entry:
         }
 
 
+class DeviceKey(NamedTuple):
+    """What measured speeds hold for."""
+
+    backend: str
+    adapter: str
+    driver: str
+    versions: str
+    probes: str
+    """Hash of the source of the kernels that measured them."""
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """What was measured of a device; None where that failed."""
+
+    key: DeviceKey
+    bandwidth: float | None
+    """Bytes a second of a copy, read plus written."""
+    fma_rate: float | None
+    """f32 operations a second, a multiply-add counting as two."""
+    date: str
+    """UTC, ISO 8601."""
+
+    @property
+    def complete(self) -> bool:
+        return None not in (self.bandwidth, self.fma_rate)
+
+    def to_json(self) -> dict[str, Any]:
+        """As a dict that ``json.dumps`` takes; :func:`speeds_of` reads it back."""
+        return {
+            **self.key._asdict(),
+            "bandwidth": self.bandwidth,
+            "fma_rate": self.fma_rate,
+            "date": self.date,
+        }
+
+
 class Winner(NamedTuple):
     """An entry without its trials, of which there may be hundreds."""
 
@@ -159,6 +199,15 @@ def entry_of(data: Any) -> Entry:
     )
 
 
+def speeds_of(data: Any) -> Speeds:
+    """The speeds that such JSON holds. Raises ValueError with a reason where it holds none."""
+    if not isinstance(data, dict):
+        raise ValueError(f"speeds must be an object, got {type(data).__name__}")
+    key = DeviceKey(*(_checked(data, name, str) for name in DeviceKey._fields))
+    bandwidth, fma_rate = _rate(data, "bandwidth"), _rate(data, "fma_rate")
+    return Speeds(key, bandwidth, fma_rate, _checked(data, "date", str))
+
+
 def _checked(data: dict[str, Any], name: str, kind: type[T]) -> T:
     value = data.get(name)
     if not isinstance(value, kind):
@@ -194,6 +243,15 @@ def _seconds(data: dict[str, Any], name: str) -> float | None:
     return float(value)
 
 
+def _rate(data: dict[str, Any], name: str) -> float | None:
+    value = data.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        raise ValueError(f"{name!r} must be a rate a second or null, got {value!r}")
+    return float(value)
+
+
 def default_path() -> Path:
     """The store's file: in the folder WGPUCONV_CACHE_DIR, or in the user's cache folder."""
     folder = os.environ.get(ENV_CACHE_DIR)
@@ -216,12 +274,20 @@ _CREATE = (
 )
 _INSERT = f"INSERT OR REPLACE INTO entries VALUES ({', '.join('?' * len(_COLUMNS))})"
 _SELECT = f"SELECT {', '.join(_COLUMNS)} FROM entries"
-_DELETE_ALL = "DELETE FROM entries"
+_SPEEDS = (*DeviceKey._fields, "bandwidth", "fma_rate", "date")
+_CREATE_SPEEDS = (
+    f"CREATE TABLE speeds ({', '.join(f'{name} TEXT NOT NULL' for name in DeviceKey._fields)}, "
+    "bandwidth REAL, fma_rate REAL, date TEXT NOT NULL, "
+    f"PRIMARY KEY ({', '.join(DeviceKey._fields)}))"
+)
+_INSERT_SPEEDS = f"INSERT OR REPLACE INTO speeds VALUES ({', '.join('?' * len(_SPEEDS))})"
+_SELECT_SPEEDS = f"SELECT {', '.join(_SPEEDS)} FROM speeds"
+_DELETE_ALL = (("DELETE FROM entries", ()), ("DELETE FROM speeds", ()))
 _FAMILY = (*Key._fields[:-1], "family")
 
 
 class Store:
-    """Entries by key, in ``path`` (None: memory alone) and in memory.
+    """Entries and speeds by key, in ``path`` (None: memory alone) and in memory.
 
     Safe from several threads and processes.
     """
@@ -229,6 +295,7 @@ class Store:
     def __init__(self, path: str | os.PathLike[str] | None) -> None:
         self.path = None if path is None or str(path) == IN_MEMORY else Path(path)
         self._memory: dict[Key, Entry] = {}
+        self._speeds: dict[DeviceKey, Speeds] = {}
         self._readable = self._writable = self.path is not None
         self._warned: set[str] = set()
 
@@ -262,24 +329,45 @@ class Store:
         """Adds entries, or replaces those with the same key."""
         for entry in entries:
             self._memory[entry.key] = entry
-        if not self._writable or not entries:
-            return
-        rows = [_row(entry) for entry in entries]
-        if self._guarded(lambda: self._write(_INSERT, rows)) is None:
-            self._writable = False
+        self._insert(_INSERT, [_row(entry) for entry in entries])
+
+    def speeds(self, key: DeviceKey) -> Speeds | None:
+        """What was measured of exactly this device."""
+        if key in self._speeds:
+            return self._speeds[key]
+        query = f"{_SELECT_SPEEDS} WHERE {_all_of(DeviceKey._fields)}"
+        found = self._query(query, key, _speeds)
+        return found[0] if found else None
+
+    def all_speeds(self) -> list[Speeds]:
+        """What was measured of any device."""
+        found = self._query(f"{_SELECT_SPEEDS} ORDER BY adapter, date", (), _speeds)
+        return list(({speeds.key: speeds for speeds in found} | self._speeds).values())
+
+    def put_speeds(self, *measured: Speeds) -> None:
+        """Adds speeds, or replaces those with the same key."""
+        for speeds in measured:
+            self._speeds[speeds.key] = speeds
+        self._insert(_INSERT_SPEEDS, [tuple(speeds.to_json().values()) for speeds in measured])
 
     def clear(self) -> int:
         """Forgets everything; returns how many entries there were."""
         count = len(self.entries())
         self._memory.clear()
+        self._speeds.clear()
         if self._writable:
-            self._guarded(lambda: _exists(self.path) and self._write(_DELETE_ALL, [()]))
+            self._guarded(lambda: _exists(self.path) and self._write(_DELETE_ALL))
         return count
 
     # ---- the file ----
 
+    def _insert(self, statement: str, rows: list[tuple[Any, ...]]) -> None:
+        if self._writable and rows:
+            written = self._guarded(lambda: self._write([(statement, row) for row in rows]))
+            self._writable = written is not None
+
     def _query(
-        self, query: str, values: tuple[str, ...], parse: Callable[[tuple[str, ...]], T]
+        self, query: str, values: tuple[str, ...], parse: Callable[[tuple[Any, ...]], T]
     ) -> list[T]:
         if not self._readable:
             return []
@@ -294,13 +382,14 @@ class Store:
                 self._warn("entry", f"has an entry that cannot be read ({error}); it is ignored")
         return parsed
 
-    def _read(self, query: str, values: tuple[str, ...]) -> list[tuple[str, ...]]:
+    def _read(self, query: str, values: tuple[str, ...]) -> list[tuple[Any, ...]]:
         if not _exists(self.path):  # connecting would create it
             return []
         with self._connection() as connection:
             return connection.execute(query, values).fetchall() if _is_ours(connection) else []
 
-    def _write(self, statement: str, rows: list[tuple[Any, ...]]) -> bool:
+    def _write(self, work: Sequence[tuple[str, tuple[Any, ...]]]) -> bool:
+        """Executes statements with their values, all or none."""
         assert self.path is not None
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self._connection() as connection:
@@ -309,7 +398,9 @@ class Store:
                 connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
                 connection.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
                 connection.execute(_CREATE)
-            connection.executemany(statement, rows)
+                connection.execute(_CREATE_SPEEDS)
+            for statement, values in work:
+                connection.execute(statement, values)
             connection.execute("COMMIT")
         return True
 
@@ -384,6 +475,10 @@ def _entry(row: tuple[str, ...]) -> Entry:
     return entry_of(_decoded(_COLUMNS, row))
 
 
+def _speeds(row: tuple[Any, ...]) -> Speeds:
+    return speeds_of(dict(zip(_SPEEDS, row, strict=True)))
+
+
 def _winner(row: tuple[str, ...]) -> Winner:
     data = _decoded(Winner._fields, row)
     _check_problem(_checked(data, "problem", str))
@@ -399,7 +494,7 @@ def _decoded(columns: tuple[str, ...], row: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _is_ours(connection: sqlite3.Connection) -> bool:
-    """Whether the file holds our table; False where it is still empty."""
+    """Whether the file holds our tables; False where it is still empty."""
     ((application,),) = connection.execute("PRAGMA application_id").fetchall()
     ((version,),) = connection.execute("PRAGMA user_version").fetchall()
     ((tables,),) = connection.execute("SELECT count(*) FROM sqlite_master").fetchall()

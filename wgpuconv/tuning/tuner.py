@@ -19,15 +19,18 @@ from ..errors import (
     TuningError,
     TuningWarning,
 )
+from ..facts import Facts
 from ..plan import Config, Plan, candidate_label
 from ..planner import Candidate, Survey
 from ..problem import ConvProblem
+from . import speeds as device_speeds
 from .session import Lower, Progress, Ready, Session, make_ready
-from .store import Entry, Key, Store, Trial
+from .store import Entry, Key, Speeds, Store, Trial
 from .timing import HARDWARE, SOFTWARE
 from .workbench import Machine
 
 MODES = ("auto", "full", "stored", "off")
+MEASURING = ("auto", "full")
 ENV_MODE = "WGPUCONV_TUNE"
 ENV_BUDGET = "WGPUCONV_TUNE_BUDGET"
 BUDGET = 1.0
@@ -86,6 +89,51 @@ class Tuner:
         self.budget = _budget(budget)
         self.progress = progress
         self._clock = clock
+        self._speeds: Speeds | None = None
+        self._looked_up = False
+
+    # ---- the device ----
+
+    @property
+    def facts(self) -> Facts:
+        """The machine's facts, with stored speeds in place of guesses, whatever the mode."""
+        return device_speeds.with_speeds(self.machine.facts, self.speeds)
+
+    @property
+    def speeds(self) -> Speeds | None:
+        """What was measured of the device; None where nothing was."""
+        if not self._looked_up:
+            self._speeds = self.store.speeds(device_speeds.device_key(self.machine.identity))
+            self._looked_up = True
+        return self._speeds
+
+    def measure_device(self, problem: ConvProblem, scope: str) -> None:
+        """Measures the device's speeds where the problem will be the first one tuned on it.
+
+        To be called before the survey of which ``choose`` gets the candidates: they follow from
+        the facts. Software drivers and backends with kernels of their own are not measured.
+        """
+        if self.mode not in MEASURING or self.speeds is not None or problem.empty:
+            return
+        if self.machine.facts.software or not getattr(self.machine, "runs_wgsl", False):
+            return
+        if self.mode == "auto" and problem.multiply_adds < TINY:
+            return
+        if self.store.get(self.key(problem, scope)) is not None:
+            return
+        self._speeds = device_speeds.measure(self.machine, self._tell_device, _now())
+        if self._speeds.complete:  # else the next process tries again
+            self.store.put_speeds(self._speeds)
+
+    def forget_device(self) -> None:
+        """Has the speeds looked up anew, since the store may have others."""
+        self._looked_up = False
+
+    def _tell_device(self, done: int, total: int) -> None:
+        if self.progress is not None:
+            self.progress("device", done, total)
+
+    # ---- choosing ----
 
     def choose(
         self, found: Survey, lower: Lower, *, scope: str, every_size: bool = False

@@ -9,6 +9,17 @@ each goes through at most m roundings (m + 1 with a bias), so that
 with u = 2^-24 (Higham, Accuracy and Stability of Numerical Algorithms, section 3.1). An
 activation stretches this by its Lipschitz constant and adds its own error; the result is
 rounded once more to its dtype.
+
+A bilinear algorithm (see bilinear.py) computes y = A^T [sum_c (G g G^T) * (B^T d B)] A, whose
+terms are larger than the products, since most of them cancel. Each goes through one rounding for
+each of the six matrices' elements, taps for G, alpha for B^T and for A^T (all of them down and
+across), one a channel, and one for the bias: n in all, in whatever order sums are formed, so that
+
+    |computed - exact| <= gamma(n) * (|A|^T [sum_c (|G| |g| |G|^T) * (|B|^T |d| |B|)] |A| + |bias|)
+
+(Barabasz, Anderson, Soodhalter, Gregg: Error Analysis and Improving the Accuracy of Winograd
+Convolution, 2020). With a stride, each phase of the input and the taps that it meets count as a
+channel. Tiles begin at multiples of their outputs.
 """
 
 from __future__ import annotations
@@ -19,6 +30,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..bilinear import Bilinear
 from ..problem import ConvProblem
 
 Array = np.ndarray[Any, Any]
@@ -100,18 +112,24 @@ def sample_points(problem: ConvProblem, seed: int = 0) -> Points:
 
 
 def reference(
-    problem: ConvProblem, data: Mapping[str, Array], points: Points
+    problem: ConvProblem,
+    data: Mapping[str, Array],
+    points: Points,
+    bilinear: tuple[Bilinear, Bilinear] | None = None,
 ) -> tuple[Array, Array]:
     """Expected values at the points in float64, and how far a result may be from each."""
-    parts = [
-        _exact(problem, data, Points(*(axis[part] for axis in points)))
-        for part in _parts(len(points.n), problem.reduction)
-    ]
+    parts = [_exact(problem, data, part) for part in _parts(points, problem.reduction)]
     sums, sizes = (np.concatenate(values) for values in zip(*parts, strict=True))
+    roundings = problem.reduction + 1
+    if bilinear is not None:
+        channels = problem.c_group * math.prod(problem.stride)
+        terms = channels * math.prod(axis.alpha for axis in bilinear)
+        tiles = [_by_tiles(problem, data, part, bilinear) for part in _parts(points, terms)]
+        sizes = np.concatenate(tiles)
+        roundings = 6 + sum(axis.taps + 2 * axis.alpha for axis in bilinear) + channels + 1
     if problem.bias:
         bias = data["bias"].astype(np.float64)[points.k]
         sums, sizes = sums + bias, sizes + abs(bias)
-    roundings = problem.reduction + 1
     unit = _UNIT["f32"]
     gamma = roundings * unit / (1 - roundings * unit)
     error = gamma * sizes + roundings * _SMALLEST["f32"]
@@ -125,10 +143,11 @@ def reference(
     return expected, error + rounding
 
 
-def _parts(count: int, reduction: int) -> Iterator[slice]:
-    """Slices of the points whose products fit in memory together."""
-    step = max(MOST_PRODUCTS // reduction, 1)
-    return (slice(start, start + step) for start in range(0, count, step))
+def _parts(points: Points, each: int) -> Iterator[Points]:
+    """The points in parts of which ``each`` values a point fit in memory together."""
+    step = max(MOST_PRODUCTS // each, 1)
+    for start in range(0, len(points.n), step):
+        yield Points(*(axis[start : start + step] for axis in points))
 
 
 def _exact(problem: ConvProblem, data: Mapping[str, Array], points: Points) -> tuple[Array, Array]:
@@ -168,6 +187,56 @@ def _taps(p: ConvProblem, axis: int, at: Array, size: int, taps: int) -> tuple[A
     return np.where(inside, position, 0), inside
 
 
+def _by_tiles(
+    problem: ConvProblem,
+    data: Mapping[str, Array],
+    points: Points,
+    bilinear: tuple[Bilinear, Bilinear],
+) -> Array:
+    """Sum of the sizes of a bilinear algorithm's terms at each point."""
+    p, (down, across), (sh, sw), count = problem, bilinear, problem.stride, len(points.n)
+    image = data["input"] if p.layout == "NCHW" else data["input"].transpose(0, 3, 1, 2)
+    rows, rows_in = _tile(p, 0, points.y, p.h, down)
+    columns, columns_in = _tile(p, 1, points.x, p.w, across)
+    channels = (points.k // p.k_group)[:, None] * p.c_group + np.arange(p.c_group)
+    # By point, channel, phase down and across, and pixel down and across.
+    d = image[
+        points.n[:, None, None, None, None, None],
+        channels[:, :, None, None, None, None],
+        rows[:, None, :, None, :, None],
+        columns[:, None, None, :, None, :],
+    ].astype(np.float64)
+    d *= rows_in[:, None, :, None, :, None] & columns_in[:, None, None, :, None, :]
+    # Tap j of phase f is j * stride + f, or nothing.
+    g = np.zeros((count, p.c_group, down.taps * sh, across.taps * sw))
+    g[..., : p.r, : p.s] = data["weight"][points.k]
+    g = g.reshape(count, p.c_group, down.taps, sh, across.taps, sw).transpose(0, 1, 3, 5, 2, 4)
+    # Summed over the points of the transforms first: what each pixel weighs at each tap.
+    down_weights, across_weights = (
+        np.einsum("ao,at,ia->oit", *(abs(np.array(matrix)) for matrix in (axis.a, axis.g, axis.b)))
+        for axis in bilinear
+    )
+    weights = np.einsum(
+        "pit,pju->pijtu",
+        down_weights[points.y % down.out],
+        across_weights[points.x % across.out],
+    ).reshape(count, down.alpha * across.alpha, down.taps * across.taps)
+    reached = abs(d).reshape(count, -1, down.alpha * across.alpha) @ weights
+    sizes: Array = np.einsum("pct,pct->p", reached, abs(g).reshape(reached.shape))
+    return sizes
+
+
+def _tile(
+    p: ConvProblem, axis: int, at: Array, size: int, bilinear: Bilinear
+) -> tuple[Array, Array]:
+    """The input positions of the tile that makes an output, by phase, and if they are inside."""
+    first = at // bilinear.out * bilinear.out
+    pixels = first[:, None, None] + np.arange(bilinear.alpha)
+    position = pixels * p.stride[axis] + np.arange(p.stride[axis])[:, None] - p.padding[2 * axis]
+    inside = (position >= 0) & (position < size)
+    return np.where(inside, position, 0), inside
+
+
 def _activated(problem: ConvProblem, v: Array) -> Array:
     a, b = (float(np.float32(value)) for value in (problem.activation.a, problem.activation.b))
     match problem.activation.name:
@@ -196,24 +265,29 @@ class Check:
         self.problem = problem
         self.data = random_data(problem, seed)
         self._points = sample_points(problem, seed)
-        self._expected, self._tolerance = reference(problem, self.data, self._points)
+        self._expected, tolerance = reference(problem, self.data, self._points)
+        self._tolerances: dict[tuple[Bilinear, Bilinear] | None, Array] = {None: tolerance}
 
     def empty_output(self) -> Array:
         return np.empty(self.problem.out_shape, _DTYPES[self.problem.dtype])
 
-    def fault(self, output: Array) -> str | None:
-        """What is wrong with an output, in a sentence with values; None where nothing is."""
+    def fault(self, output: Array, bilinear: tuple[Bilinear, Bilinear] | None = None) -> str | None:
+        """What is wrong with an output, in a sentence with values; None where nothing is.
+
+        ``bilinear`` is how it was computed (see ``Plan.bilinear``).
+        """
         found = self._sampled(output)
         error = abs(found - self._expected)
-        wrong = ~(error <= self._tolerance)  # so that a NaN is wrong
+        tolerance = self._tolerance(bilinear)
+        wrong = ~(error <= tolerance)  # so that a NaN is wrong
         if wrong.any():
-            i = int(np.argmax(np.where(np.isnan(error), np.inf, error / self._tolerance)))
+            i = int(np.argmax(np.where(np.isnan(error), np.inf, error / tolerance)))
             where = ", ".join(
                 f"{name}={axis[i]}" for name, axis in zip("nkyx", self._points, strict=True)
             )
             return (
                 f"wrong result: {int(wrong.sum())} of {wrong.size} sampled elements; at {where} "
-                f"{found[i]:.9g}, expected {self._expected[i]:.9g} +- {self._tolerance[i]:.2g}"
+                f"{found[i]:.9g}, expected {self._expected[i]:.9g} +- {tolerance[i]:.2g}"
             )
         flat = output.reshape(-1)
         seen = flat[:: flat.size // COUNTED | 1]  # odd, so as not to follow the tiles
@@ -226,6 +300,12 @@ class Check:
         """The largest error of the sampled elements, in units of the largest of them."""
         largest = float(abs(self._expected).max()) or 1.0
         return float(abs(self._sampled(output) - self._expected).max()) / largest
+
+    def _tolerance(self, bilinear: tuple[Bilinear, Bilinear] | None) -> Array:
+        if bilinear not in self._tolerances:
+            _, tolerance = reference(self.problem, self.data, self._points, bilinear)
+            self._tolerances[bilinear] = tolerance
+        return self._tolerances[bilinear]
 
     def _sampled(self, output: Array) -> Array:
         logical = output if self.problem.layout == "NCHW" else output.transpose(0, 3, 1, 2)

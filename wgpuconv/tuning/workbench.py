@@ -95,7 +95,7 @@ class Workbench:
                     self._machine.prepare(compiled, buffers)
                 self._machine.run(compiled, buffers)
                 self._machine.read(self._buffers["out"], self._output)
-                fault = self._check.fault(self._output)
+                fault = self._check.fault(self._output, compiled.plan.bilinear)
                 if fault is not None:
                     raise WrongResultError(f"{fault} ({attempt} run)")
         finally:

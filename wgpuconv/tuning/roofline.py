@@ -13,26 +13,37 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import DeviceError, OutOfDeviceMemoryError
+from ..errors import (
+    DeviceError,
+    DeviceLostError,
+    ForkedProcessError,
+    OutOfDeviceMemoryError,
+)
 from ..facts import Facts
 from ..plan import Pass, Plan, Region, Shader, grid_1d
 from ..problem import ConvProblem
 
-COPIED = {False: 512 << 20, True: 16 << 20}
-"""Bytes of each array of the copy, on a GPU and on a software driver: far more than caches hold,
-for the rate not to be theirs."""
+COPIED = {False: 256 << 20, True: 16 << 20}
+"""Bytes of each array of the copy, on a GPU and on a software driver: the two hold several times
+what most caches do, for the rate not to be theirs."""
 WORKGROUP = 256
 CHAINS, STEPS = 32, 8
 """As in probe_fma.wgsl: independent chains an invocation, and steps of each in one turn."""
 FACTOR, TERM = 0.5, 0.25
 """Of each step. Chains so tend to 0.5, far from what is too large or too small."""
-SPIN_UP = 0.5
+SPIN_UP = 0.3
+"""Seconds of multiply-adds that bring up a GPU's clock."""
 SAMPLE = {False: 5e-3, True: 20e-3}
 """Seconds that a sample of the multiply-adds lasts at least."""
-SAMPLES = 5
+SAMPLES = {False: 5, True: 15}
+"""Other programs take their share of a CPU."""
+COPIES = {False: 4, True: 1}
+"""Copies in one sample."""
 LINEAR = 0.7
 """Twice the work must take between 2 * 0.7 and 2 / 0.7 times as long, else something else than
 the work was timed."""
+BANDWIDTHS, FMA_RATES = (1e8, 1e14), (1e8, 1e16)
+"""Rates a second between which devices are, software drivers and those to come included."""
 
 ATTEMPTS = 3
 """Times that an implausible measurement is taken: another program may have disturbed it."""
@@ -53,15 +64,18 @@ class Implausible(Exception):
     """A time or a result that cannot be; the text says which."""
 
 
-def measure(machine: Any) -> Roofline:
-    """Takes about a second on a GPU. ``machine`` is a backend that runs WGSL."""
+def measure(machine: Any, tell: Callable[[int, int], None] = lambda done, total: None) -> Roofline:
+    """Takes about a second on a GPU. ``machine`` is a backend that runs WGSL; ``tell`` hears how
+    many of how many rates are measured. Raises DeviceLostError and ForkedProcessError."""
     found: dict[str, float | None] = {}
     notes: list[str] = []
+    # The multiply-adds come first, since they bring up the clock.
     probes: dict[str, Callable[[Any], float]] = {
-        "copy bandwidth": copy_bandwidth,
         "multiply-add rate": fma_rate,
+        "copy bandwidth": copy_bandwidth,
     }
-    for what, probe in probes.items():
+    for done, (what, probe) in enumerate(probes.items()):
+        tell(done, len(probes))
         found[what] = None
         for attempt in range(ATTEMPTS):
             try:
@@ -70,9 +84,12 @@ def measure(machine: Any) -> Roofline:
             except Implausible as error:
                 if attempt == ATTEMPTS - 1:
                     notes.append(f"no {what} of {machine.identity.adapter}: {error}")
+            except (DeviceLostError, ForkedProcessError):
+                raise
             except (DeviceError, OutOfDeviceMemoryError) as error:
                 notes.append(f"no {what} of {machine.identity.adapter}: {error}")
                 break
+    tell(len(probes), len(probes))
     return Roofline(found["copy bandwidth"], found["multiply-add rate"], tuple(notes))
 
 
@@ -88,20 +105,20 @@ def copy_bandwidth(machine: Any) -> float:
         machine.write(buffers["input"], values)
         whole = _copy(machine, nbytes)
         half = _copy(machine, nbytes // 32 * 16)
-        seconds = _seconds(machine, [half, whole], buffers)
+        seconds = _seconds(machine, [half, whole], buffers, repeats=COPIES[facts.software])
         copied = np.empty_like(values)
         machine.read(buffers["out"], copied)
     if not np.array_equal(copied, values):
         raise Implausible("the copy differs from what was copied")
     _check_linear(*seconds)
-    return 2 * nbytes / seconds[1]
+    return _plausible(2 * nbytes / seconds[1], BANDWIDTHS, "bytes")
 
 
 def fma_rate(machine: Any) -> float:
     """f32 operations a second. Raises Implausible."""
     facts: Facts = machine.facts
-    # Enough to fill every core several times over.
-    workgroups = facts.cores if facts.software else 64 * facts.cores
+    # So many that cores which have one more than others do not matter, however many there are.
+    workgroups = facts.cores if facts.software else 256 * facts.cores
     count = workgroups * WORKGROUP
     with _Buffers(machine) as buffers:
         buffers.add("out", 4 * count)
@@ -113,7 +130,8 @@ def fma_rate(machine: Any) -> float:
             if seconds >= SAMPLE[facts.software] or turns >= 1 << 20:
                 break
             turns *= 2
-        seconds_of = _seconds(machine, [once, twice], buffers)
+        spin_up = 0.0 if facts.software else SPIN_UP
+        seconds_of = _seconds(machine, [once, twice], buffers, repeats=1, spin_up=spin_up)
         sums = np.empty(count, np.float32)
         machine.run(twice, buffers)
         machine.read(buffers["out"], sums)
@@ -122,16 +140,22 @@ def fma_rate(machine: Any) -> float:
     if not np.allclose(sums, expected, rtol=4 * CHAINS * 2.0**-24, atol=0):
         raise Implausible(f"the sums are wrong: {sums[0]:.9g} for {expected[0]:.9g}")
     _check_linear(*seconds_of)
-    return 2 * count * CHAINS * STEPS * 2 * turns / seconds_of[1]
+    rate = 2 * count * CHAINS * STEPS * 2 * turns / seconds_of[1]
+    return _plausible(rate, FMA_RATES, "operations")
 
 
 def _sums(count: int, turns: int) -> np.ndarray[Any, Any]:
     """What each invocation of the probe stores, by the formula for its chains."""
-    start = (np.arange(count) % 64)[:, None] + np.arange(CHAINS)
+    start = np.arange(64)[:, None] + np.arange(CHAINS)
     limit = TERM / (1 - FACTOR)
     chains = limit + (start - limit) * FACTOR ** (turns * STEPS)
-    sums: np.ndarray[Any, Any] = chains.sum(axis=1)
-    return sums
+    return np.resize(chains.sum(axis=1), count)
+
+
+def _plausible(rate: float, limits: tuple[float, float], what: str) -> float:
+    if not limits[0] <= rate <= limits[1]:
+        raise Implausible(f"{rate:.3g} {what} a second are outside of what devices can do")
+    return rate
 
 
 def _check_linear(half: float, whole: float) -> None:
@@ -142,14 +166,15 @@ def _check_linear(half: float, whole: float) -> None:
         )
 
 
-def _seconds(machine: Any, compiled: list[Any], buffers: Any) -> list[float]:
-    """Best seconds of one run of each, interleaved after a spin-up."""
-    trials = [(each, buffers) for each in compiled]
-    repeats = [1 if machine.facts.software else 4] * len(trials)
+def _seconds(
+    machine: Any, compiled: list[Any], buffers: Any, *, repeats: int, spin_up: float = 0.0
+) -> list[float]:
+    """Best seconds of one run of each, interleaved."""
+    trials, counts = [(each, buffers) for each in compiled], [repeats] * len(compiled)
     begin = time.perf_counter()
-    while not machine.facts.software and time.perf_counter() - begin < SPIN_UP:
-        machine.time(trials, repeats=repeats)
-    rounds = [machine.time(trials, repeats=repeats) for _ in range(SAMPLES)]
+    while time.perf_counter() - begin < spin_up:
+        machine.time(trials, repeats=counts)
+    rounds = [machine.time(trials, repeats=counts) for _ in range(SAMPLES[machine.facts.software])]
     return [min(samples) for samples in zip(*rounds, strict=True)]
 
 

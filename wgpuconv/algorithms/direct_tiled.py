@@ -1,0 +1,192 @@
+"""Direct convolution with register tiles and the weights in workgroup memory."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ..facts import Facts
+from ..plan import Config, Pass, Plan, Region, Shader, Tables, ceil_div, grid_1d
+from ..problem import ConvProblem
+from .base import (
+    Algorithm,
+    activation_params,
+    bias_region,
+    in_pairs,
+    pair_params,
+    params,
+    roofline,
+    strides,
+)
+
+BLOCKS = ((16, 4, 1), (16, 2, 2), (16, 2, 1), (16, 1, 2), (8, 2, 2), (32, 2, 1), (4, 4, 1))
+"""Filters, columns and rows of an invocation: as many of each as registers hold."""
+PAIRS = ((16, 2, 2), (16, 2, 1), (8, 2, 4), (8, 2, 2), (32, 2, 1), (4, 2, 2))
+"""The same where neighbouring columns are read and written two at a time."""
+MOST_WRITTEN = 1200
+"""Multiply-adds up to which the rows of a channel are written out: more leave the code cache."""
+STAGED_BYTES = 16384
+"""Workgroup memory for weights, where there is as much: with more, fewer workgroups fit a core."""
+MOST_COLUMNS = 16
+"""Taps of a row, which are written out: more take a driver seconds to compile."""
+
+
+class DirectTiled(Algorithm):
+    name = "direct_tiled"
+    summary = "pixels by filters in registers, weights in workgroup memory; for few channels"
+    ops = ("conv2d",)
+    shaders = ("direct_tiled", "direct_pairs")
+
+    def configs(self, problem: ConvProblem, facts: Facts) -> list[Config]:
+        p = problem
+        most = min(facts.limits.max_invocations, facts.limits.max_workgroup_size)
+        sizes = (64,) if facts.software else (128, 256)
+        return [
+            {
+                "filters": filters,
+                "columns": columns,
+                "rows": rows,
+                "pairs": pairs,
+                "workgroup": min(size, most),
+                "unroll": not facts.software,  # CPU drivers take seconds to compile long kernels
+            }
+            for pairs, blocks in ((True, PAIRS if in_pairs(p) else ()), (False, BLOCKS))
+            for filters, columns, rows in blocks
+            if (filters == 4 or not facts.software)
+            and filters < 2 * max(p.k_group, 4)
+            and rows < 2 * p.out_h
+            and 4 * filters * p.r * p.s <= _staged_bytes(facts)
+            and (rows == 1 or p.dilation[0] == 1)
+            for size in sizes
+        ]
+
+    def refuse(self, problem: ConvProblem, facts: Facts) -> str | None:
+        p, most = problem, _staged_bytes(facts) // 16
+        if p.r * p.s > most or p.s > MOST_COLUMNS:
+            return f"needs at most {most} taps, {MOST_COLUMNS} in a row, got {p.r} x {p.s}"
+        return None
+
+    def lower(
+        self, problem: ConvProblem, config: Config, facts: Facts, workspace_limit: int
+    ) -> Plan:
+        p, x = problem, strides(problem)
+        tables = Tables(facts.limits)
+        block = _Block.of(config)
+        unroll = bool(config["unroll"])
+        channel = p.r * p.s * block.filters // 4  # quads of weights
+        staged = min(p.c_group, _staged_bytes(facts) // 16 // channel)
+        shared = {
+            "FILTERS": block.filters,
+            "ROWS": block.rows,
+            "WORKGROUP": block.workgroup,
+            "TAPS_H": p.r,
+            "TAPS_W": p.s,
+            "STRIDE_H": p.stride[0],
+            "STAGED": staged * channel,
+            "BORDER": any(p.padding),
+            "UNROLL_ROWS": unroll and p.r * p.s * block.outputs <= MOST_WRITTEN,
+            "UNROLL_TAPS": unroll,
+        }
+        columns = ceil_div(p.out_h, block.rows) * p.out_w
+        sizes = {
+            "out_h": p.out_h,
+            "h": p.h,
+            "c_group": p.c_group,
+            "k_group": p.k_group,
+            "groups": p.groups,
+            "stage_channels": staged,
+            "pad_top": p.padding[0],
+            **activation_params(p),
+        }
+        if config["pairs"]:
+            shader = Shader.of(
+                "direct_pairs",
+                p.dtype,
+                p.activation,
+                **shared,
+                STRIDE_W=p.stride[1],
+                SHIFT=p.padding[2] % 2,
+            )
+            values = params(
+                **sizes, columns=p.n * columns // 2, image_columns=columns // 2, **pair_params(p)
+            )
+        else:
+            shader = Shader.of(
+                "direct_tiled", p.dtype, p.activation, **shared, PIXELS=block.columns
+            )
+            values = params(
+                **sizes,
+                columns=p.n * columns,
+                image_columns=columns,
+                out_w=p.out_w,
+                w=p.w,
+                stride_w=p.stride[1],
+                pad_left=p.padding[2],
+                dilation_h=p.dilation[0],
+                dilation_w=p.dilation[1],
+                **x._asdict(),
+            )
+        step = Pass(
+            shader,
+            values,
+            (
+                ("x", Region("input")),
+                ("weight", Region("weight")),
+                ("bias", bias_region(p, tables)),
+                ("y", Region("out")),
+            ),
+            grid_1d(block.workgroups(p), facts.limits),
+        )
+        return Plan(p, self.name, config, (step,), tables=tables.blob())
+
+    def cost(self, problem: ConvProblem, config: Config, facts: Facts) -> float:
+        p, block = problem, _Block.of(config)
+        # A multiply-add takes a share of an input element, which rows and pairs share too, and of
+        # a quad of weights; a load costs as much as nine multiply-adds, most of it addresses and
+        # bounds (fitted on an H200).
+        rows_in = (block.rows - 1) * p.stride[0] + p.r
+        inputs = rows_in / (block.rows * p.r * block.filters)
+        if config["pairs"]:
+            inputs *= ceil_div(p.padding[2] % 2 + p.stride[1] + p.s, 2) / (2 * p.s)
+        efficiency = 1 / (1.15 + 9 * inputs + 2 / (4 * block.columns))
+        columns = p.n * ceil_div(p.out_h, block.rows) * p.out_w
+        outputs = ceil_div(p.k_group, block.filters) * block.filters * columns * block.rows
+        # Rows that are written out are loaded together, others one after the other.
+        waits = p.c_group * (1 if p.r * p.s * block.outputs <= MOST_WRITTEN else rows_in)
+        span = waits * facts.latency + p.reduction * block.outputs * facts.cycle
+        work = roofline(
+            p,
+            facts,
+            efficiency=efficiency,
+            waste=outputs / (p.n * p.k_group * p.out_h * p.out_w),
+            workgroups=ceil_div(block.workgroups(p) * block.workgroup, 512),
+            span=span,
+            # Each block of filters reads the input anew, mostly from a cache.
+            extra_bytes=(ceil_div(p.k_group, block.filters) - 1) * p.input_bytes // 2,
+        )
+        return work + p.out_bytes / facts.bandwidth
+
+
+def _staged_bytes(facts: Facts) -> int:
+    return min(STAGED_BYTES, facts.limits.max_workgroup_storage)
+
+
+class _Block(NamedTuple):
+    """What an invocation computes, and how many of them are a workgroup."""
+
+    filters: int
+    columns: int
+    rows: int
+    workgroup: int
+
+    @classmethod
+    def of(cls, config: Config) -> _Block:
+        return cls(*(int(config[name]) for name in cls._fields))
+
+    @property
+    def outputs(self) -> int:
+        return self.filters * self.columns * self.rows
+
+    def workgroups(self, p: ConvProblem) -> int:
+        columns = p.n * ceil_div(p.out_h, self.rows) * p.out_w
+        patches = ceil_div(columns, self.workgroup * self.columns)
+        return patches * ceil_div(p.k_group, self.filters) * p.groups
