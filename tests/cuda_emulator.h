@@ -30,6 +30,16 @@ struct int4 {
 struct float4 {
   float x, y, z, w;
 };
+static inline float __uint_as_float(unsigned bits) {
+  float v;
+  std::memcpy(&v, &bits, 4);
+  return v;
+}
+static inline unsigned __float_as_uint(float v) {
+  unsigned bits;
+  std::memcpy(&bits, &v, 4);
+  return bits;
+}
 static constexpr float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 struct uint2 {
   unsigned x, y;
@@ -204,8 +214,12 @@ inline Half from_float<Half>(float v) {
 }
 
 template <typename T>
-unsigned pack_pair(float low, float high) {
-  return from_float<T>(low).bits | from_float<T>(high).bits << 16;
+void store_pair(T* to, float first, float second) {
+  if (reinterpret_cast<std::uintptr_t>(to) % (2 * sizeof(T))) {
+    emulator::fail("a misaligned pair");
+  }
+  to[0] = from_float<T>(first);
+  to[1] = from_float<T>(second);
 }
 
 inline unsigned char* shared_memory() { return emulator::shared.data(); }
@@ -268,6 +282,24 @@ inline void load_matrices(unsigned (&to)[4], unsigned from) {
   });
 }
 
+inline Half as_operand(Half v) { return v; }
+
+// To nearest, halfway cases away from zero, as cvt.rna.tf32.f32 does.
+inline float as_operand(float v) {
+  return std::isfinite(v) ? __uint_as_float((__float_as_uint(v) + 0x1000) & ~0x1fffu) : v;
+}
+
+// Element i of the words of a fragment, as tensor cores see it.
+inline float operand(Half, const unsigned* words, int word, int i) {
+  return to_float(Half{static_cast<unsigned short>(words[word] >> 16 * i)});
+}
+inline float operand(float, const unsigned* words, int word, int) {
+  if (words[word] & 0x1fff && std::isfinite(__uint_as_float(words[word]))) {
+    emulator::fail("an operand that was not rounded to TF32");
+  }
+  return __uint_as_float(words[word]);
+}
+
 template <typename T>
 void multiply_add(float (&acc)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
   unsigned b[2] = {b0, b1};
@@ -276,26 +308,25 @@ void multiply_add(float (&acc)[4], const unsigned (&a)[4], unsigned b0, unsigned
   deposit[1] = const_cast<unsigned*>(a);
   deposit[2] = b;
   emulator::meet_warp([](emulator::Fiber* lanes) {
-    float left[16][16], right[16][8];
-    auto half = [](unsigned word, int i) {
-      return to_float(T{static_cast<unsigned short>(word >> 16 * i)});
-    };
+    constexpr int PACKED = 4 / sizeof(T), K = 8 * PACKED;  // elements of a word, and of a product
+    float left[16][K], right[K][8];
     for (int lane = 0; lane < 32; lane++) {
       const auto* words = static_cast<const unsigned*>(lanes[lane].deposit[1]);
       const auto* columns = static_cast<const unsigned*>(lanes[lane].deposit[2]);
-      for (int i = 0; i < 2; i++) {
+      for (int i = 0; i < PACKED; i++) {
+        const int k = lane % 4 * PACKED + i;
         for (int word = 0; word < 4; word++) {
-          left[lane / 4 + word % 2 * 8][lane % 4 * 2 + i + word / 2 * 8] = half(words[word], i);
+          left[lane / 4 + word % 2 * 8][k + word / 2 * 4 * PACKED] = operand(T{}, words, word, i);
         }
         for (int word = 0; word < 2; word++) {
-          right[lane % 4 * 2 + i + word * 8][lane / 4] = half(columns[word], i);
+          right[k + word * 4 * PACKED][lane / 4] = operand(T{}, columns, word, i);
         }
       }
     }
     for (int lane = 0; lane < 32; lane++) {
       auto* sums = static_cast<float*>(lanes[lane].deposit[0]);
       for (int i = 0; i < 4; i++) {
-        for (int k = 0; k < 16; k++) {
+        for (int k = 0; k < K; k++) {
           sums[i] += left[lane / 4 + i / 2 * 8][k] * right[k][lane % 4 * 2 + i % 2];
         }
       }

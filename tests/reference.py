@@ -30,6 +30,8 @@ Pair = tuple[Bilinear, Bilinear]
 
 U = 2.0**-24
 """Unit roundoff of f32."""
+TF32 = 2.0**-11
+"""Unit roundoff of TF32, to which inputs and weights may be rounded where a problem allows it."""
 ULP = 2.0**-23
 """The unit in which WGSL states accuracies, relative to the result."""
 NUMPY = {"f32": np.float32, "f16": np.float16}
@@ -180,10 +182,14 @@ def expected(
     else:
         size = by_tiles(problem, bilinear, x, w, np.abs)
         roundings = _roundings(problem, bilinear)
+    # A product of two rounded factors errs by (1 + TF32)^2 - 1 of its size; small integers are
+    # held exactly.
+    product = (1 + TF32) ** 2 - 1 if problem.precision == "tf32" and not exact else 0.0
+    rounded = product * size * (1 + gamma(roundings))
     if b is not None:
         v = v + _along_channels(problem, b)
         size = size + _along_channels(problem, np.abs(b))
-    error = gamma(roundings) * size
+    error = gamma(roundings) * size + rounded
     activation = problem.activation
     want = activate(activation, v)
     slope = STEEPEST.get(activation.name, 1.0)

@@ -186,6 +186,11 @@ class Device:
                 f"float16 needs the feature 'shader-f16', which {self.name} does not offer; "
                 "use float32 arrays"
             )
+        if problem.precision == "tf32" and not self.facts.tf32:
+            raise UnsupportedFeatureError(
+                f"precision 'tf32' needs a CUDA device of compute capability 8.0 or more, got "
+                f"{self.name} of {self.backend.identity.backend}; leave it out"
+            )
         return survey(problem, self.facts, self.algorithms, workspace_limit=workspace_limit)
 
     def choose(

@@ -90,6 +90,7 @@ def plan_conv2d(
     dtype: Any = "f32",
     activation: Any = None,
     layout: str = "NCHW",
+    precision: str = "default",
     algorithm: str = "auto",
     device: Device | str | None = None,
     workspace_limit: int | None = None,
@@ -98,7 +99,7 @@ def plan_conv2d(
 
     ``dtype`` is float32 or float16, as a numpy dtype or by name ('f32', 'f16').
     """
-    parameters = (stride, padding, dilation, 0, groups, layout, activation)
+    parameters = (stride, padding, dilation, 0, groups, layout, activation, precision)
     return _plan(
         "conv2d",
         input_shape,
@@ -125,12 +126,13 @@ def plan_conv_transpose2d(
     dtype: Any = "f32",
     activation: Any = None,
     layout: str = "NCHW",
+    precision: str = "default",
     algorithm: str = "auto",
     device: Device | str | None = None,
     workspace_limit: int | None = None,
 ) -> EncodablePlan:
     """A conv_transpose2d of these shapes, to be recorded many times."""
-    parameters = (stride, padding, dilation, output_padding, groups, layout, activation)
+    parameters = (stride, padding, dilation, output_padding, groups, layout, activation, precision)
     return _plan(
         "conv_transpose2d",
         input_shape,

@@ -42,6 +42,8 @@ class Facts:
     limits: Limits = field(default_factory=Limits)
     f16: bool = False
     """Whether shaders may store and load 16-bit floats."""
+    tf32: bool = False
+    """Whether some kernel multiplies float32 as TF32."""
     software: bool = False
     """A CPU driver: correct, slow, and not worth measuring."""
     bandwidth: float = 200e9

@@ -41,7 +41,7 @@ class _Module:
 
     def _check_parameters(self) -> None:
         """Raises at once what would be wrong with every input, by trying a large one."""
-        *_, groups, layout, _ = self._parameters
+        *_, groups, layout, _, _ = self._parameters
         shape = self.weight.shape
         channels = 1
         if len(shape) == 4:  # else the weight is what is wrong
@@ -110,11 +110,12 @@ class Conv2d(_Module):
         *,
         activation: Any = None,
         layout: str = "NCHW",
+        precision: str = "default",
         algorithm: str = "auto",
         device: Device | str | None = None,
         workspace_limit: int | None = None,
     ) -> None:
-        parameters = (stride, padding, dilation, 0, groups, layout, activation)
+        parameters = (stride, padding, dilation, 0, groups, layout, activation, precision)
         super().__init__(weight, bias, parameters, algorithm, device, workspace_limit)
 
 
@@ -135,9 +136,10 @@ class ConvTranspose2d(_Module):
         *,
         activation: Any = None,
         layout: str = "NCHW",
+        precision: str = "default",
         algorithm: str = "auto",
         device: Device | str | None = None,
         workspace_limit: int | None = None,
     ) -> None:
-        parameters = (stride, padding, dilation, output_padding, groups, layout, activation)
+        parameters = (stride, padding, dilation, output_padding, groups, layout, activation, precision)
         super().__init__(weight, bias, parameters, algorithm, device, workspace_limit)

@@ -26,6 +26,7 @@ def conv2d(
     *,
     activation: Any = None,
     layout: str = "NCHW",
+    precision: str = "default",
     algorithm: str = "auto",
     device: Device | str | None = None,
     out: Array | None = None,
@@ -44,6 +45,8 @@ def conv2d(
         groups: divides C and K; ``groups=C`` is a depthwise convolution.
         activation: None, 'relu', 'relu6', ('leaky_relu', slope), ('clip', low, high),
             'sigmoid', 'tanh', 'gelu' (exact) or 'silu', applied in the kernel's last step.
+        precision: 'default' multiplies float32 as it is; 'tf32' allows a CUDA device to round
+            inputs and weights to TF32 first, an error of at most 2^-11 each.
         algorithm: 'auto', or a name that ``wgpuconv algorithms`` lists.
         device: where numpy arrays are computed; tensors stay on theirs.
         out: written in place and returned: an array or tensor of the result's shape and dtype.
@@ -62,7 +65,7 @@ def conv2d(
     return _convolve(
         "conv2d",
         (input, weight, bias, out),
-        (stride, padding, dilation, 0, groups, layout, activation),
+        (stride, padding, dilation, 0, groups, layout, activation, precision),
         (algorithm, workspace_limit),
         device,
     )
@@ -80,6 +83,7 @@ def conv_transpose2d(
     *,
     activation: Any = None,
     layout: str = "NCHW",
+    precision: str = "default",
     algorithm: str = "auto",
     device: Device | str | None = None,
     out: Array | None = None,
@@ -99,7 +103,7 @@ def conv_transpose2d(
     return _convolve(
         "conv_transpose2d",
         (input, weight, bias, out),
-        (stride, padding, dilation, output_padding, groups, layout, activation),
+        (stride, padding, dilation, output_padding, groups, layout, activation, precision),
         (algorithm, workspace_limit),
         device,
     )
@@ -114,7 +118,7 @@ def problem_of(
     parameters: tuple[Any, ...],
 ) -> ConvProblem:
     """The validated problem of a call, batched or not."""
-    stride, padding, dilation, output_padding, groups, layout, activation = parameters
+    stride, padding, dilation, output_padding, groups, layout, activation, precision = parameters
     unbatched = hasattr(input_shape, "__len__") and len(input_shape) == 3
     shape = (1, *input_shape) if unbatched else input_shape
     return ConvProblem.from_call(
@@ -130,6 +134,7 @@ def problem_of(
         groups=groups,
         layout=layout,
         activation=activation,
+        precision=precision,
     )
 
 

@@ -6,6 +6,8 @@ and bug reports share, as an object or as text::
 
     conv2d f32 n16 c64 h56 w56 k128 r3 s3 stride1 pad1
     conv_transpose2d f16 n1 c8 h5 w5 k4 r3 s3 stride2 pad1 outpad1,0 groups2 nhwc bias act:clip,0,6
+
+The word ``tf32`` behind the sizes allows TF32 (see ``precision``).
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ Pads = tuple[int, int, int, int]
 DTYPES = {"f32": 4, "f16": 2}
 """Bytes of an element, by the name of its dtype in a problem's text."""
 LAYOUTS = ("NCHW", "NHWC")
+PRECISIONS = ("default", "tf32")
+"""What float32 is multiplied in: itself, or TF32, whose mantissa has 10 bits."""
 _BIGGEST = 2**31 - 1
 _F32_MAX = (2 - 2**-23) * 2.0**127
 
@@ -111,7 +115,9 @@ class ConvProblem:
     height and width. ``padding`` is (top, bottom, left, right); for ``conv_transpose2d``
     it is cropped from the output, as in PyTorch. The weight is (K, C/groups, R, S) for
     ``conv2d`` and (C, K/groups, R, S) for ``conv_transpose2d``, in either ``layout``;
-    ``layout`` orders the input and the output.
+    ``layout`` orders the input and the output. ``precision`` "tf32" allows a kernel to round
+    float32 inputs and weights to TF32 (10 bits of mantissa) before it multiplies; sums stay in
+    float32.
     """
 
     op: Op
@@ -131,6 +137,7 @@ class ConvProblem:
     layout: str = "NCHW"
     bias: bool = False
     activation: Activation = IDENTITY
+    precision: str = "default"
 
     # ---- derived ----
 
@@ -230,12 +237,17 @@ class ConvProblem:
         groups: Any = 1,
         layout: str = "NCHW",
         activation: Any = None,
+        precision: str = "default",
     ) -> ConvProblem:
         """The problem of a batched (4-D) call with PyTorch's arguments, or one clear error."""
         if layout not in LAYOUTS:
             raise ProblemError(f"layout must be 'NCHW' or 'NHWC', got {layout!r}")
         if dtype not in DTYPES:
             raise DtypeError(f"dtype must be 'f32' or 'f16', got {dtype!r}")
+        if precision not in PRECISIONS:
+            raise ProblemError(f"precision must be 'default' or 'tf32', got {precision!r}")
+        if precision == "tf32" and dtype != "f32":
+            raise ProblemError(f"precision 'tf32' is one of float32, got {dtype}; leave it out")
         input_shape = _shape("the input's shape", input_shape)
         weight_shape = _shape("the weight's shape", weight_shape)
         if len(input_shape) != 4:
@@ -299,6 +311,7 @@ class ConvProblem:
             layout=layout,
             bias=bias_shape is not None,
             activation=Activation.of(activation),
+            precision=precision,
         )
         return problem._validated()
 
@@ -365,6 +378,8 @@ class ConvProblem:
             words.append("bias")
         if self.activation != IDENTITY:
             words.append(f"act:{self.activation}")
+        if self.precision != "default":
+            words.append(self.precision)
         return " ".join(words)
 
     @classmethod
@@ -378,6 +393,7 @@ class ConvProblem:
             )
         op: Op = "conv2d" if words[0] == "conv2d" else "conv_transpose2d"
         dtype, layout, bias, activation = "f32", "NCHW", False, IDENTITY
+        precision = "default"
         numbers: dict[str, tuple[int, ...]] = {}
         for word in words[1:]:
             match = re.fullmatch(rf"({'|'.join(_NUMBERED)})(\d+(?:,\d+)*)", word)
@@ -391,6 +407,8 @@ class ConvProblem:
                 layout = word.upper()
             elif word == "bias":
                 bias = True
+            elif word in PRECISIONS[1:]:
+                precision = word
             elif word.startswith("act:"):
                 activation = parse_activation(word.removeprefix("act:"))
             else:
@@ -424,6 +442,7 @@ class ConvProblem:
             groups=groups,
             layout=layout,
             activation=activation,
+            precision=precision,
         )
 
     def with_(self, **changes: Any) -> ConvProblem:
@@ -457,7 +476,7 @@ def _advice(word: str) -> str:
     near = _near(word)
     return (f"write {near}; " if near else "") + (
         f"the words are {', '.join(DTYPES)}, {', '.join(_NUMBERED)} (each with its number, or "
-        f"numbers as in stride2,1), nchw, nhwc, bias, act:NAME; an example: {_EXAMPLE}"
+        f"numbers as in stride2,1), nchw, nhwc, bias, act:NAME, tf32; an example: {_EXAMPLE}"
     )
 
 
@@ -475,7 +494,7 @@ def _near(word: str) -> str:
         close = difflib.get_close_matches(name, _NUMBERED, 1)
         meant = _OTHER_NAMES.get(name) or (close[0] if close else "")
         return f"{meant}{numbers}" if meant else ""
-    return "".join(difflib.get_close_matches(lower, ("nchw", "nhwc", "bias"), 1))
+    return "".join(difflib.get_close_matches(lower, ("nchw", "nhwc", "bias", "tf32"), 1))
 
 
 def _text(pair: Pair) -> str:

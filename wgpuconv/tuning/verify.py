@@ -10,6 +10,9 @@ with u = 2^-24 (Higham, Accuracy and Stability of Numerical Algorithms, section 
 activation stretches this by its Lipschitz constant and adds its own error; the result is
 rounded once more to its dtype.
 
+Where a problem allows TF32, each input and each weight may first be rounded to 11 bits, within
+v = 2^-11 of itself, so that products err by (1 + v)^2 - 1 of their size before they are summed.
+
 A bilinear algorithm (see bilinear.py) computes y = A^T [sum_c (G g G^T) * (B^T d B)] A, whose
 terms are larger than the products, since most of them cancel. Each goes through one rounding for
 each of the six matrices' elements, taps for G, alpha for B^T and for A^T (all of them down and
@@ -47,6 +50,8 @@ _PERIOD = 1_000_003
 
 _DTYPES: dict[str, np.dtype[Any]] = {"f32": np.dtype(np.float32), "f16": np.dtype(np.float16)}
 _UNIT = {"f32": 2.0**-24, "f16": 2.0**-11}
+_PRODUCT = {"default": 0.0, "tf32": (1 + 2.0**-11) ** 2 - 1}
+"""How far a product may be off, relative to its size, since its factors were rounded first."""
 _SMALLEST = {"f32": 2.0**-126, "f16": 2.0**-14}
 """The smallest normal number; shaders may flush what is smaller."""
 
@@ -127,12 +132,13 @@ def reference(
         tiles = [_by_tiles(problem, data, part, bilinear) for part in _parts(points, terms)]
         sizes = np.concatenate(tiles)
         roundings = 6 + sum(axis.taps + 2 * axis.alpha for axis in bilinear) + channels + 1
+    unit = _UNIT["f32"]
+    gamma = roundings * unit / (1 - roundings * unit)
+    rounded = _PRODUCT[problem.precision] * sizes * (1 + gamma)
     if problem.bias:
         bias = data["bias"].astype(np.float64)[points.k]
         sums, sizes = sums + bias, sizes + abs(bias)
-    unit = _UNIT["f32"]
-    gamma = roundings * unit / (1 - roundings * unit)
-    error = gamma * sizes + roundings * _SMALLEST["f32"]
+    error = gamma * sizes + rounded + roundings * _SMALLEST["f32"]
     expected = _activated(problem, sums)
     lipschitz, own = _ACTIVATIONS[problem.activation.name]
     if problem.activation.name == "leaky_relu":

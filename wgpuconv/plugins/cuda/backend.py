@@ -35,7 +35,7 @@ from ...facts import Limits
 from ...plan import Pass, Plan, Region, Role, Shader, align
 from . import entry
 from .algorithms import ALGORITHMS
-from .facts import HOPPER, CudaFacts
+from .facts import AMPERE, HOPPER, CudaFacts
 from .source import Interface, interface, pack_params, specialise
 
 OPTIONS = ("--std=c++17",)
@@ -504,6 +504,7 @@ def _facts(api: Any, ordinal: int, capability: tuple[int, int]) -> CudaFacts:
     return CudaFacts(
         limits=limits,
         f16=True,
+        tf32=capability >= AMPERE,
         capability=capability,
         bandwidth=0.9 * 2 * memory_clock * bus / 8,
         flops=2.0 * _LANES.get(capability, 128) * cores * clock,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ...facts import Facts
 
+AMPERE = (8, 0)
 HOPPER = (9, 0)
 
 

@@ -348,7 +348,7 @@ def _shared_bytes(tile: Tile, p: ConvProblem, width: int) -> int:
     buffers = 2 if align(p.c_group, VECTOR) > tile.k else 1
     stages = max(_stages(tile, phase, buffers) for phase in phases(p))
     copied = buffers * align(2 * tile.k * halo, 128) + 2 * tile.k * tile.m * stages
-    staged = tile.staged_bytes(channels_last=p.layout == "NHWC")
+    staged = tile.staged_bytes(2, channels_last=p.layout == "NHWC")
     return max(copied, staged) + 4 * tile.p + 4 * halo
 
 

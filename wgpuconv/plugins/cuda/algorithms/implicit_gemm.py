@@ -144,7 +144,8 @@ class ImplicitGemm(CudaAlgorithm):
             reduction = p.c_group * phase.taps
             steps = ceil_div(reduction, tile.k)
             # The kernel reads the taps of one step ahead, so one more step than there is.
-            table = tap_table(p, phase, x, (steps + 1) * tile.k, channels_first=p.layout == "NCHW")
+            block = 1 if p.layout == "NCHW" else p.c_group
+            table = tap_table(p, phase, x, (steps + 1) * tile.k, block=block)
             taps = tables.add(table)
             size = 4 * max(p.groups * m_tiles * tile.m * steps * tile.k, 4)
             packed = Region("prepared", prepared, size)

@@ -19,6 +19,7 @@ from ....errors import AlgorithmRefusedError
 from ....facts import Facts
 from ....plan import Config, Pass, Plan, Region, Shader, Tables, align, ceil_div, grid_1d
 from ....problem import ConvProblem
+from ..facts import AMPERE, cuda_facts
 from .base import CudaAlgorithm
 from .gather import gather_params, output_params
 from .mma import (
@@ -54,6 +55,7 @@ TILES = (
     Tile(128, 16, 32, 32, 16, 4),
     Tile(256, 16, 16, 64, 16, 4),
 )
+"""Of halves; floats, which take twice the bytes, get half the ``k``."""
 FILLS = (1, 2, 3)
 """Blocks a multiprocessor that a split sum should make."""
 LEAST_STEPS = 4
@@ -62,13 +64,16 @@ LEAST_STEPS = 4
 
 class ImplicitGemmMma(CudaAlgorithm):
     name = "implicit_gemm_mma"
-    summary = "tensor-core GEMM that gathers its columns by asynchronous copies; f16"
+    summary = "tensor-core GEMM that gathers its columns by asynchronous copies; f16, TF32"
     ops = ("conv2d", "conv_transpose2d")
     shaders = ("implicit_gemm_mma", "pack_filters", "to_channels_last", "reduce_splits")
 
     def refuse(self, problem: ConvProblem, facts: Facts) -> str | None:
-        if problem.dtype != "f16":
-            return f"multiplies f16 on tensor cores, got {problem.dtype}"
+        if problem.dtype != "f16" and problem.precision != "tf32":
+            return f"multiplies f16 on tensor cores, and f32 where 'tf32' is allowed, got {problem.dtype}"
+        capability = cuda_facts(facts).capability
+        if problem.dtype != "f16" and capability < AMPERE:
+            return f"multiplies TF32 from compute capability 8.0 on, got {capability[0]}.{capability[1]}"
         count = count_phases(problem)
         if count > MOST_PHASES:
             return (
@@ -87,7 +92,7 @@ class ImplicitGemmMma(CudaAlgorithm):
     def configs(self, problem: ConvProblem, facts: Facts) -> list[Config]:
         p = problem
         pixels = p.n * max(phase.pixels for phase in phases(p))
-        fitting = [t for t in TILES if _shared_bytes(t, p) <= facts.limits.max_workgroup_storage]
+        fitting = [t for t in tiles(p) if _shared_bytes(t, p) <= facts.limits.max_workgroup_storage]
         useful = [t for t in fitting if t.m < 2 * max(p.k_group, 16) and t.p < 2 * max(pixels, 64)]
         configs: list[Config] = []
         for tile in useful or fitting[-1:]:
@@ -200,7 +205,7 @@ class ImplicitGemmMma(CudaAlgorithm):
             OUT_VECTOR=out_vector(p),
             SPLIT=splits > 1,
             SHARED_BYTES=_shared_bytes(tile, p),
-            Out="f32" if splits > 1 else "f16",
+            Out="f32" if splits > 1 else p.dtype,
         )
         return Pass(
             shader if splits > 1 else shader.ending_with(p.activation),
@@ -230,9 +235,9 @@ class ImplicitGemmMma(CudaAlgorithm):
             p,
             tile,
             facts,
-            products=tile.p * tile.m * tile.k * steps,
+            products=tile.p * tile.m * tile.k * steps * p.itemsize // 2,  # TF32 at half the rate
             blocks=self._blocks(p, tile) * splits,
-            step_bytes=2 * (tile.p + tile.m) * tile.k,
+            step_bytes=p.itemsize * (tile.p + tile.m) * tile.k,
             steps=steps,
         )
         x = source(p, facts.limits, vector=vector_of(p))
@@ -242,11 +247,15 @@ class ImplicitGemmMma(CudaAlgorithm):
         return max(seconds, traffic / facts.bandwidth) + launches * facts.launch
 
 
+def tiles(p: ConvProblem) -> tuple[Tile, ...]:
+    return TILES if p.dtype == "f16" else tuple(t._replace(k=t.k // 2) for t in TILES)
+
+
 def _most_steps(p: ConvProblem, tile: Tile) -> int:
     channels = align(p.c_group, vector_of(p))
     return max(ceil_div(phase.taps * channels, tile.k) for phase in phases(p))
 
 
 def _shared_bytes(tile: Tile, p: ConvProblem) -> int:
-    staged = tile.staged_bytes(channels_last=p.layout == "NHWC")
-    return max(tile.stages * 2 * tile.k * (tile.p + tile.m), staged) + 4 * tile.p
+    staged = tile.staged_bytes(p.itemsize, channels_last=p.layout == "NHWC")
+    return max(tile.stages * p.itemsize * tile.k * (tile.p + tile.m), staged) + 4 * tile.p

@@ -49,10 +49,11 @@ class Tile(NamedTuple):
         registers = sums + 4 * (self.wp // 16 + self.wm // 16) * 2 + 64
         return max(65536 // (align(registers, 8) * self.threads), 1)
 
-    def staged_bytes(self, *, channels_last: bool) -> int:
+    def staged_bytes(self, itemsize: int, *, channels_last: bool) -> int:
         """The output's tile on its way out, with rows that begin on different banks."""
-        rows, columns = (self.p, self.m) if channels_last else (self.m, self.p)
-        return 2 * rows * (columns + 8)
+        if channels_last:
+            return itemsize * self.p * (self.m + 8)
+        return itemsize * self.m * (self.p + 16 // itemsize)
 
     def constants(self) -> dict[str, int]:
         return {
@@ -106,7 +107,8 @@ class Source:
 
 def vector_of(problem: ConvProblem) -> int:
     """Channels that one copy of 8 or 16 bytes brings, once zeros have been added."""
-    return 4 if problem.c_group <= 4 else 8
+    most = 16 // problem.itemsize
+    return most // 2 if problem.c_group <= most // 2 else most
 
 
 def source(problem: ConvProblem, limits: Limits, *, vector: int) -> Source:
@@ -116,7 +118,8 @@ def source(problem: ConvProblem, limits: Limits, *, vector: int) -> Source:
         return Source((), Region("input"), p.c_group, vector, own, 0)
     channels = align(p.c_group, vector)
     row = p.groups * channels
-    moved = 2 * vector if channels % (2 * vector) == 0 and vector == 8 else vector
+    whole = vector * p.itemsize == 16
+    moved = 2 * vector if channels % (2 * vector) == 0 and whole else vector
     nbytes = p.n * p.h * p.w * row * p.itemsize
     region = Region("workspace", 0, nbytes)
     chunks = channels // moved
@@ -214,7 +217,7 @@ def out_vector(problem: ConvProblem, *, rectangles: bool = False) -> int:
         run = 1
     else:
         run = p.out_w if rectangles else p.out_h * p.out_w
-    return next(v for v in (8, 4, 2, 1) if run % v == 0)
+    return next(v for v in (8, 4, 2, 1) if run % v == 0 and v * p.itemsize <= 16)
 
 
 def mma_seconds(

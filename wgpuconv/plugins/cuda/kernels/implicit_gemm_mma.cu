@@ -1,4 +1,4 @@
-// Implicit GEMM on tensor cores: halves in, sums in float.
+// Implicit GEMM on tensor cores: halves in, or floats, which are multiplied as TF32; sums in float.
 //
 //   y[p, m] = sum over k of A[p, k] * B[k, m]
 //
@@ -30,7 +30,7 @@ constexpr int VECTOR = 8;  // channels of one copy
 constexpr bool CHANNELS_LAST = true;  // the output's order
 constexpr int OUT_VECTOR = 8;  // elements of one store
 constexpr bool SPLIT = false;
-using Out = Half;  // float for partial sums
+using Out = Half;  // Scalar, or float for partial sums
 constexpr Activation ACTIVATION = Activation::identity;
 constexpr int THREADS = 128;
 constexpr int BLOCKS = 2;  // a multiprocessor: what the registers must suffice for
@@ -74,10 +74,12 @@ struct Params {
 constexpr int WARPS_P = TILE_P / WARP_P;
 constexpr int WARPS_M = TILE_M / WARP_M;
 static_assert(WARPS_P * WARPS_M * 32 == THREADS, "as many warps as make up the tile");
-static_assert(sizeof(Out) == (SPLIT ? 4 : 2), "partial sums are floats");
+constexpr int BYTES = sizeof(Scalar);
+static_assert(sizeof(Out) == (SPLIT ? 4 : BYTES), "partial sums are floats");
 
-constexpr int ROW_CHUNKS = TILE_K / 8;  // of 16 bytes
-constexpr int ROW_BYTES = TILE_K * 2;
+constexpr int CHUNK = 16 / BYTES;  // elements of 16 bytes
+constexpr int ROW_CHUNKS = TILE_K / CHUNK;
+constexpr int ROW_BYTES = TILE_K * BYTES;
 constexpr int A_BYTES = TILE_P * ROW_BYTES;
 constexpr int B_BYTES = TILE_M * ROW_BYTES;
 constexpr int STAGE_BYTES = A_BYTES + B_BYTES;
@@ -90,7 +92,7 @@ constexpr int B_COPIES = TILE_M * ROW_CHUNKS / THREADS;
 constexpr bool B_WHOLE = TILE_M * ROW_CHUNKS % THREADS == 0;
 
 constexpr int STAGED_BYTES =
-    SPLIT ? 0 : 2 * (CHANNELS_LAST ? TILE_P * (TILE_M + 8) : TILE_M * (TILE_P + 8));
+    SPLIT ? 0 : BYTES * (CHANNELS_LAST ? TILE_P * (TILE_M + 8) : TILE_M * (TILE_P + CHUNK));
 constexpr int PLACES_AT =
     STAGES * STAGE_BYTES > STAGED_BYTES ? STAGES * STAGE_BYTES : STAGED_BYTES;
 static_assert(SHARED_BYTES >= PLACES_AT + 4 * TILE_P, "the host asks for enough shared memory");
@@ -141,10 +143,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   }
 
   // Where they go: chunks of less than 16 bytes lie inside of one.
-  constexpr int SMALL = 8 / VECTOR;
+  constexpr int SMALL = CHUNK / VECTOR;
   const unsigned stages = shared_address(shared);
   const unsigned copy_a =
-      stages + swizzled<ROW_CHUNKS>(copy_row, copy_k / SMALL) + copy_k % SMALL * VECTOR * 2;
+      stages + swizzled<ROW_CHUNKS>(copy_row, copy_k / SMALL) + copy_k % SMALL * VECTOR * BYTES;
   static_assert(A_ROWS % 8 == 0, "the permutation repeats every eight rows");
 
   const Scalar* packed_at =
@@ -160,7 +162,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     if (copied < end_step) {
 #pragma unroll
       for (int i = 0; i < A_COPIES; i++) {
-        copy_async<VECTOR * 2>(copy_a + to_slot + i * A_ROWS * ROW_BYTES,
+        copy_async<VECTOR * BYTES>(copy_a + to_slot + i * A_ROWS * ROW_BYTES,
                                x + (origin[i] + tap.x), (inside[i] & tap.y) == tap.y);
       }
 #pragma unroll
@@ -169,7 +171,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         if (B_WHOLE || chunk < TILE_M * ROW_CHUNKS) {
           copy_async<16>(stages + to_slot + A_BYTES +
                              swizzled<ROW_CHUNKS>(chunk / ROW_CHUNKS, chunk % ROW_CHUNKS),
-                         packed_at + chunk * 8, true);
+                         packed_at + chunk * CHUNK, true);
         }
       }
       packed_at += TILE_M * TILE_K;

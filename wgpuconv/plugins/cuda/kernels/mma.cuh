@@ -1,7 +1,8 @@
 // What the tensor-core kernels share: the order of tiles in shared memory, the product of two
 // staged tiles, and the way of the sums to the output.
 //
-// A tile is staged as rows of TILE_K halves: a row is a pixel (matrix A) or a filter (matrix B).
+// A tile is staged as rows of TILE_K elements, halves or floats (which are multiplied as TF32): a
+// row is a pixel (matrix A) or a filter (matrix B).
 // ldmatrix reads the same 16 bytes of eight rows at once. So that these fall on different banks,
 // the 16-byte chunks of a row are permuted by the row's number.
 #pragma once
@@ -32,6 +33,17 @@ __device__ inline LaneRow lane_row_b(int lane) {
   return {lane % 8 + lane / 16 * 8, lane / 8 % 2};
 }
 
+// Rounds a fragment, where its elements are wider than what is multiplied.
+template <typename T>
+__device__ inline void round_operands(unsigned (&fragment)[4]) {
+  if constexpr (sizeof(T) == 4) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      fragment[i] = __float_as_uint(as_operand(__uint_as_float(fragment[i])));
+    }
+  }
+}
+
 // The sums of one warp: WARP_P pixels by WARP_M filters. acc[i][j] holds pixels 16 i + lane / 4
 // (elements 0 and 1) and 8 more (2 and 3), of the filters 8 j + lane % 4 * 2 and one more.
 template <int WARP_P, int WARP_M>
@@ -42,17 +54,18 @@ struct Sums {
   float acc[ROWS][COLUMNS][4] = {};
 
   // Adds the product of one step. `a` has, for each 16 pixels, the lane's address for chunk 0;
-  // `b` is the same for the first 16 filters.
+  // `b` is the same for the first 16 filters, whose elements have been rounded as operands.
   template <typename T, int TILE_K>
   __device__ void add(const unsigned (&a)[ROWS], unsigned b) {
-    constexpr int ROW_BYTES = TILE_K * 2;
+    constexpr int ROW_BYTES = TILE_K * sizeof(T);
 #pragma unroll
-    for (int k = 0; k < TILE_K / 16; k++) {
+    for (int k = 0; k < ROW_BYTES / 32; k++) {
       unsigned fragment_a[ROWS][4];
       unsigned fragment_b[COLUMNS / 2][4];
 #pragma unroll
       for (int i = 0; i < ROWS; i++) {
         load_matrices(fragment_a[i], a[i] ^ (32 * k));
+        round_operands<T>(fragment_a[i]);
       }
 #pragma unroll
       for (int j = 0; j < COLUMNS / 2; j++) {
@@ -94,7 +107,8 @@ template <int TILE_P, int TILE_M, int THREADS, bool CHANNELS_LAST, int VECTOR,
           Activation ACTIVATION, int STEP_P, int ROWS_P, int COLUMNS, typename T>
 __device__ void store(const float (&acc)[ROWS_P][COLUMNS][4], int warp_p, int warp_m, int lane,
                       const Target<T>& target, unsigned char* staged, T* y) {
-  constexpr int PITCH = (CHANNELS_LAST ? TILE_M : TILE_P) + 8;  // rows begin on other banks
+  // Rows begin on other banks, and on whole chunks of 16 bytes.
+  constexpr int PITCH = CHANNELS_LAST ? TILE_M + 8 : TILE_P + 16 / static_cast<int>(sizeof(T));
   T* tile = reinterpret_cast<T*>(staged);
 #pragma unroll
   for (int j = 0; j < COLUMNS; j++) {
@@ -112,7 +126,7 @@ __device__ void store(const float (&acc)[ROWS_P][COLUMNS][4], int warp_p, int wa
         const float v1 = activate<ACTIVATION>(acc[i][j][2 * half + 1] + bias1, target.act_a,
                                               target.act_b);
         if constexpr (CHANNELS_LAST) {
-          *reinterpret_cast<unsigned*>(tile + p * PITCH + m) = pack_pair<T>(v0, v1);
+          store_pair(tile + p * PITCH + m, v0, v1);
         } else {
           tile[m * PITCH + p] = from_float<T>(v0);
           tile[(m + 1) * PITCH + p] = from_float<T>(v1);
@@ -134,11 +148,11 @@ __device__ void store(const float (&acc)[ROWS_P][COLUMNS][4], int warp_p, int wa
     }
     const T* from = tile + row * PITCH + column;
     T* to = y + place + m * target.y_m;
-    if constexpr (VECTOR == 8) {
+    if constexpr (VECTOR * sizeof(T) == 16) {
       *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from);
-    } else if constexpr (VECTOR == 4) {
+    } else if constexpr (VECTOR * sizeof(T) == 8) {
       *reinterpret_cast<uint2*>(to) = *reinterpret_cast<const uint2*>(from);
-    } else if constexpr (VECTOR == 2) {
+    } else if constexpr (VECTOR * sizeof(T) == 4) {
       *reinterpret_cast<unsigned*>(to) = *reinterpret_cast<const unsigned*>(from);
     } else {
       static_assert(VECTOR == 1);

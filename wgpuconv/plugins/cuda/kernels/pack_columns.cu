@@ -1,7 +1,8 @@
 // Packs the weight into the order in which implicit_gemm reads it: tiles of TILE_M filters, in
 // them for each k the TILE_M filters side by side. Filters and products past the end become zeros,
-// so that the kernel needs no edge on this side. Which weight stands at k is the host's choice,
-// through `taps`: its place in a filter is the last component.
+// so that the kernel needs no edge on this side. Which weight goes to which k is the host's choice,
+// through `taps`: the last components are k and the weight's place in a filter, in the order of
+// these places.
 
 #include "ptx.cuh"
 
@@ -31,6 +32,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   }
   const int m = tile % params.m_tiles * TILE_M + index % TILE_M;
   const bool exists = k < params.reduction && m < params.m;
-  packed[index] = exists ? weight[group * params.w_g + m * params.w_m + taps[k].w]
-                         : from_float<Scalar>(0.0f);
+  const int4 tap = taps[k];
+  packed[index + static_cast<long long>(tap.z - k) * TILE_M] =
+      exists ? weight[group * params.w_g + m * params.w_m + tap.w] : from_float<Scalar>(0.0f);
 }

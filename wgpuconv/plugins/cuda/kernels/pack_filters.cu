@@ -40,7 +40,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
     for (int i = 0; i < VECTOR; i++) {
       const int offset = offsets[k + i];
-      v.scalars[i] = m < params.m && offset >= 0 ? filter[offset] : from_float<Scalar>(0.0f);
+      v.scalars[i] = as_operand(m < params.m && offset >= 0 ? filter[offset]
+                                                            : from_float<Scalar>(0.0f));
     }
     const long long step = static_cast<long long>(tile) * params.k_steps + k / TILE_K;
     const int place = CORES ? k % TILE_K * TILE_M + m % TILE_M * VECTOR

@@ -30,19 +30,19 @@ __device__ inline Half from_float<Half>(float v) {
   return h;
 }
 
-// Two elements in a register, the first one in the lower bits.
-template <typename T>
-__device__ unsigned pack_pair(float low, float high);
+// Stores two neighbouring elements, which are aligned to both.
+__device__ inline void store_pair(float* to, float first, float second) {
+  *reinterpret_cast<float2*>(to) = make_float2(first, second);
+}
 
-template <>
-__device__ inline unsigned pack_pair<Half>(float low, float high) {
+__device__ inline void store_pair(Half* to, float first, float second) {
 #if __CUDA_ARCH__ >= 800
   unsigned packed;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-  return packed;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(second), "f"(first));
 #else
-  return from_float<Half>(low).bits | from_float<Half>(high).bits << 16;
+  const unsigned packed = from_float<Half>(first).bits | from_float<Half>(second).bits << 16;
 #endif
+  *reinterpret_cast<unsigned*>(to) = packed;
 }
 
 // ---- shared memory ----
@@ -103,6 +103,20 @@ __device__ inline void wait_copies() {
 
 // ---- tensor cores ----
 
+// What tensor cores multiply: halves as they are, floats rounded to TF32, to nearest. (They would
+// cut off what TF32 does not hold, which errs twice as much.)
+__device__ inline Half as_operand(Half v) { return v; }
+
+__device__ inline float as_operand(float v) {
+#if __CUDA_ARCH__ >= 800
+  unsigned rounded;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(v));
+  return __uint_as_float(rounded);
+#else
+  return v;  // Turing's multiply no floats
+#endif
+}
+
 // Four 8x8 matrices of halves; lane i gives the address of row i % 8 of matrix i / 8, and gets
 // two neighbouring elements of row i / 4 of each.
 __device__ inline void load_matrices(unsigned (&to)[4], unsigned from) {
@@ -111,7 +125,8 @@ __device__ inline void load_matrices(unsigned (&to)[4], unsigned from) {
                : "r"(from));
 }
 
-// acc[16 x 8] += a[16 x 16] * b[16 x 8], elements of T in, floats out.
+// acc[16 x 8] += a[16 x K] * b[K x 8], elements of T in, floats out; K of them take 32 bytes, so
+// that load_matrices finds floats where they belong, as if each were a pair of halves.
 template <typename T>
 __device__ void multiply_add(float (&acc)[4], const unsigned (&a)[4], unsigned b0, unsigned b1);
 
@@ -138,3 +153,16 @@ __device__ inline void multiply_add<Half>(float (&acc)[4], const unsigned (&a)[4
       : "r"(a[2]), "r"(a[3]), "r"(b1));
 #endif
 }
+
+#if __CUDA_ARCH__ >= 800
+// The floats of b have been rounded when they were packed.
+template <>
+__device__ inline void multiply_add<float>(float (&acc)[4], const unsigned (&a)[4], unsigned b0,
+                                           unsigned b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(acc[0]), "+f"(acc[1]), "+f"(acc[2]), "+f"(acc[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+#endif
