@@ -142,7 +142,7 @@ class Emulator:
         if name not in self._libraries:
             source, built = self._folder / f"{name}.cpp", self._folder / f"{name}.so"
             source.write_text(emulated(text) + _WRAPPER.format(name=face.name))
-            options = ["-std=c++17", "-O1", "-mf16c", "-ffp-contract=off", "-shared", "-fPIC", "-w"]
+            options = ["-std=c++17", "-O0", "-mf16c", "-ffp-contract=off", "-shared", "-fPIC", "-w"]
             subprocess.run([compiler(), *options, str(source), "-o", str(built)], check=True)
             self._libraries[name] = ctypes.CDLL(str(built))
         return self._libraries[name]
