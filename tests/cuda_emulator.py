@@ -91,9 +91,7 @@ class Emulator:
         return SimpleNamespace(backend=self, facts=self.facts)
 
     def allocate(self, nbytes: int) -> np.ndarray:
-        raw = np.full(nbytes + 272, 0xFF, np.uint8)
-        start = -raw.ctypes.data % 256
-        return raw[start : start + max(nbytes, 16)]
+        return filled(nbytes)
 
     def free(self, buffer: np.ndarray) -> None:
         pass
@@ -116,11 +114,12 @@ class Emulator:
             self._launch(compiled.plan, step, buffers)
 
     def _launch(self, plan: Plan, step: Pass, buffers: dict[str, np.ndarray]) -> None:
+        tables = filled(len(plan.tables))
+        tables[: len(plan.tables)] = np.frombuffer(plan.tables, np.uint8)
+        whole = buffers | {"tables": tables}
         text = specialise(step.shader)
         face = interface(text)
         library = self._library(text, face)
-        whole = buffers | {"tables": self.allocate(len(plan.tables))}
-        self.write(whole["tables"], np.frombuffer(plan.tables, np.uint8))
         regions = dict(step.bindings)
         assert set(regions) == set(face.bindings)
         views = [_view(whole[regions[n].role], regions[n]) for n in face.bindings]
@@ -146,6 +145,13 @@ class Emulator:
             subprocess.run([compiler(), *options, str(source), "-o", str(built)], check=True)
             self._libraries[name] = ctypes.CDLL(str(built))
         return self._libraries[name]
+
+
+def filled(nbytes: int) -> np.ndarray:
+    """Memory of NaN, aligned as that of a GPU is."""
+    raw = np.full(nbytes + 272, 0xFF, np.uint8)
+    start = -raw.ctypes.data % 256
+    return raw[start : start + max(nbytes, 16)]
 
 
 def emulated(text: str) -> str:

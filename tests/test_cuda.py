@@ -183,7 +183,11 @@ def test_something_computes_every_problem() -> None:
 @pytest.mark.parametrize(
     ("text", "name", "reason"),
     [
-        ("conv2d f32 n1 c8 h9 w9 k8 r3 s3", "implicit_gemm_mma", "where 'tf32' is allowed, got f32"),
+        (
+            "conv2d f32 n1 c8 h9 w9 k8 r3 s3",
+            "implicit_gemm_mma",
+            "the precision 'tf32' is allowed, got f32",
+        ),
         ("conv2d f32 n1 c8 h9 w9 k8 r3 s3", "halo_mma", "f16 on tensor cores, got f32"),
         ("conv2d f32 n1 c8 h9 w9 k8 r3 s3 tf32", "halo_mma", "f16 on tensor cores, got f32"),
         ("conv2d f16 n1 c8 h9 w9 k8 r3 s3", "implicit_gemm", "computes in f32, got f16"),

@@ -434,6 +434,11 @@ def _open(spec: str | None, trusted: bool, limits: Limits | None) -> Any:
     return _backend(source, adapters[0], trusted, limits)
 
 
+def plugins() -> list[str]:
+    """The names of devices that other packages, or our own extras, bring along."""
+    return [repr(entry.name) for entry in importlib.metadata.entry_points(group=PLUGIN_GROUP)]
+
+
 def _open_plugin(entry: importlib.metadata.EntryPoint, spec: str | None) -> Any:
     try:
         return entry.load().open(spec)

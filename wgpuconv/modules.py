@@ -6,8 +6,9 @@ from collections import OrderedDict
 from numbers import Integral
 from typing import Any
 
+from . import foreign
 from .device import Device
-from .ops import common_device, common_dtype, problem_of, run
+from .ops import LAYOUT, common_device, common_dtype, problem_of, run
 from .problem import ConvProblem, Op
 from .tensor import DTYPE_NAMES, Tensor, as_device, tensor
 
@@ -29,6 +30,16 @@ class _Module:
         device: Device | str | None,
         workspace_limit: int | None,
     ) -> None:
+        given = {"weight": weight, "bias": bias}
+        host = foreign.host_of(as_device(device), given)
+        if host is not None:
+            device = host
+            weight, bias = (
+                value
+                if value is None or isinstance(value, Tensor)
+                else foreign.copied(host, name, value)
+                for name, value in given.items()
+            )
         self._dtype = common_dtype(weight=weight, bias=bias)
         self.device = common_device(as_device(device), weight=weight, bias=bias)
         self.weight = weight if isinstance(weight, Tensor) else tensor(weight, self.device)
@@ -37,7 +48,9 @@ class _Module:
         self._algorithm = algorithm
         self._limit = workspace_limit
         self._check_parameters()
-        self._ready: OrderedDict[tuple[int, ...], tuple[Any, Tensor | None]] = OrderedDict()
+        self._ready: OrderedDict[tuple[tuple[int, ...], str], tuple[Any, Tensor | None]] = (
+            OrderedDict()
+        )
 
     def _check_parameters(self) -> None:
         """Raises at once what would be wrong with every input, by trying a large one."""
@@ -49,9 +62,10 @@ class _Module:
             channels = shape[1] * int(groups) if per_group else shape[0]
         last = layout == "NHWC"
         image = (LARGE, LARGE, max(channels, 1)) if last else (max(channels, 1), LARGE, LARGE)
-        self._problem((1, *image))
+        self._problem((1, *image), layout)
 
-    def _problem(self, shape: tuple[int, ...]) -> ConvProblem:
+    def _problem(self, shape: tuple[int, ...], layout: str) -> ConvProblem:
+        parameters = (*self._parameters[:LAYOUT], layout, *self._parameters[LAYOUT + 1 :])
         bias_shape = None if self.bias is None else self.bias.shape
         return problem_of(
             self._op,
@@ -59,25 +73,35 @@ class _Module:
             self.weight.shape,
             bias_shape,
             DTYPE_NAMES[self._dtype],
-            self._parameters,
+            parameters,
         )
 
     def __call__(self, input: Any, *, out: Any = None) -> Any:
-        """Convolves a numpy array or a Tensor; the same kind comes back."""
+        """Convolves an array as conv2d takes it; the same kind comes back."""
+        given = {"input": input, "out": out}
+        layout = self._parameters[LAYOUT]
+        if foreign.host_of(self.device, given) is not None:
+            return foreign.with_tensors(
+                self.device, given, layout, lambda t, order: self._call(t["input"], t["out"], order)
+            )
+        return self._call(input, out, layout)
+
+    def _call(self, input: Any, out: Any, layout: str) -> Any:
         common_dtype(weight=self.weight, input=input)
         common_device(self.device, input=input, out=out)
-        found = self._ready.get(input.shape)
+        key = (input.shape, layout)
+        found = self._ready.get(key)
         if found is None:
-            found = self._prepare(input.shape)
-            self._ready[input.shape] = found
+            found = self._prepare(*key)
+            self._ready[key] = found
             while len(self._ready) > PREPARED:
                 self._ready.popitem(last=False)
         compiled, prepared = found
         buffer = None if prepared is None else prepared.buffer
         return run(compiled, self.device, input, self.weight, self.bias, out, buffer)
 
-    def _prepare(self, shape: tuple[int, ...]) -> tuple[Any, Tensor | None]:
-        problem = self._problem(shape)
+    def _prepare(self, shape: tuple[int, ...], layout: str) -> tuple[Any, Tensor | None]:
+        problem = self._problem(shape, layout)
         compiled = self.device.compiled(
             problem, algorithm=self._algorithm, workspace_limit=self._limit
         )
@@ -141,5 +165,14 @@ class ConvTranspose2d(_Module):
         device: Device | str | None = None,
         workspace_limit: int | None = None,
     ) -> None:
-        parameters = (stride, padding, dilation, output_padding, groups, layout, activation, precision)
+        parameters = (
+            stride,
+            padding,
+            dilation,
+            output_padding,
+            groups,
+            layout,
+            activation,
+            precision,
+        )
         super().__init__(weight, bias, parameters, algorithm, device, workspace_limit)

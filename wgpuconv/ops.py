@@ -7,12 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from .device import Device, default_device
+from . import foreign
+from .device import Device, default_device, plugins
 from .errors import DtypeError, MixedDevicesError, ProblemError
 from .problem import ConvProblem, Op
 from .tensor import DTYPE_NAMES, NUMPY_DTYPES, Tensor, as_device, checked_dtype, tensor
 
 Array = np.ndarray | Tensor
+LAYOUT = 5
+"""Where the parameters of a call have its layout."""
 
 
 def conv2d(
@@ -36,7 +39,10 @@ def conv2d(
 
     Args:
         input: (N, C, H, W) or (C, H, W); with ``layout="NHWC"`` (N, H, W, C) or (H, W, C).
-            A numpy array of any strides, or a :class:`Tensor`; float32 or float16.
+            A numpy array of any strides, or a :class:`Tensor`; float32 or float16. On a CUDA
+            device also an array of cupy, of PyTorch, or of any library with DLPack or
+            ``__cuda_array_interface__``, on that GPU: used without a copy where it is contiguous,
+            or has the strides of NHWC (PyTorch's ``channels_last``), which the result then has.
         weight: (K, C/groups, R, S) in either layout, of the input's dtype.
         bias: (K,), or None.
         stride, dilation: pixels, one number or (vertical, horizontal).
@@ -54,7 +60,8 @@ def conv2d(
             of large tensors (packed weights come on top).
 
     Returns:
-        The kind that ``input`` is: a numpy array, or a Tensor whose work may still be running.
+        The kind that ``input`` is: a numpy array, or a Tensor whose work may still be running, as
+        on the current stream that of an array of cupy or PyTorch may (others get one of cupy).
         Sums are accumulated in float32, whatever the dtype.
 
     Raises:
@@ -146,8 +153,19 @@ def _convolve(
     device: Device | str | None,
 ) -> Any:
     x, weight, bias, out = arrays
+    on = as_device(device)
+    given = {"input": x, "weight": weight, "bias": bias, "out": out}
+    host = foreign.host_of(on, given)
+    if host is not None:
+
+        def call(tensors: dict[str, Any], layout: str) -> Any:
+            changed = (*parameters[:LAYOUT], layout, *parameters[LAYOUT + 1 :])
+            four = (tensors["input"], tensors["weight"], tensors["bias"], tensors["out"])
+            return _convolve(op, four, changed, choice, host)
+
+        return foreign.with_tensors(host, given, parameters[LAYOUT], call)
     dtype = common_dtype(input=x, weight=weight, bias=bias)
-    on = common_device(as_device(device), input=x, weight=weight, bias=bias, out=out)
+    on = common_device(on, input=x, weight=weight, bias=bias, out=out)
     bias_shape = None if bias is None else bias.shape
     key = (op, x.shape, weight.shape, bias_shape, dtype)
     compiled = on.call_cache.get(key, parameters + choice)
@@ -225,6 +243,8 @@ def common_dtype(**arrays: Any) -> Any:
             continue
         if not isinstance(value, (np.ndarray, Tensor)):
             how = ".detach().cpu().numpy()" if hasattr(value, "detach") else "numpy.asarray"
+            if hasattr(value, "__dlpack__") and plugins():
+                how += f", or name a device that takes it as it is ({', '.join(plugins())})"
             raise DtypeError(
                 f"{name} must be a numpy array or a wgpuconv.Tensor of values, got "
                 f"{type(value).__module__}.{type(value).__name__}; convert an array with {how}"

@@ -7,8 +7,9 @@ brings its own, through the entry point group ``wgpuconv.backends`` (see device.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -37,6 +38,50 @@ class Identity:
         return f"{self.backend} / {self.adapter} / {self.driver} / {self.versions}"
 
 
+class Guest(NamedTuple):
+    """An array of another library's, as memory of a device."""
+
+    buffer: Any
+    shape: tuple[int, ...]
+    """The order of the memory, which is contiguous: (N, H, W, C) with ``channels_last``."""
+    dtype: np.dtype[Any]
+    channels_last: bool
+    """Whether the array itself is (N, C, H, W) or (C, H, W), with the strides of NHWC."""
+    copied: bool
+    """Whether the memory is that of a copy."""
+
+
+class Guests(Protocol):
+    """The attribute ``guests`` of a backend that takes arrays of other libraries."""
+
+    def takes(self, value: Any) -> bool:
+        """Whether a value is such an array, in memory of this kind of device."""
+
+    def following(self, value: Any) -> AbstractContextManager[Any]:
+        """While entered, work comes after that which made the array, and before that which its
+        library submits later."""
+
+    def receive(self, name: str, value: Any, *, image: bool) -> Guest:
+        """The array's memory, or where strides or alignment do not fit, a copy. Only of an
+        ``image``, which is in NCHW, do the strides of NHWC fit.
+
+        Raises MixedDevicesError where it lives on another device, DtypeError where it holds other
+        values than float32 or float16."""
+
+    def copy(self, name: str, value: Any) -> Guest:
+        """A copy in C order, complete when this returns."""
+
+    def give(
+        self, buffer: Any, shape: tuple[int, ...], dtype: Any, like: Any, *, channels_last: bool
+    ) -> Any:
+        """A buffer of ``allocate`` as an array of the kind of ``like``; see Guest for the rest."""
+
+    def assign(
+        self, out: Any, buffer: Any, shape: tuple[int, ...], dtype: Any, *, channels_last: bool
+    ) -> None:
+        """Copies the same to an array of the caller's, whatever its strides."""
+
+
 class Compiled(Protocol):
     """A plan made ready to run on one device."""
 
@@ -49,7 +94,7 @@ class Backend(Protocol):
 
     One that compiles any file of shaders/ says so with an attribute ``runs_wgsl = True``; its
     bandwidth and multiply-add rate are then measured when it is tuned on. The facts of others are
-    taken as they are.
+    taken as they are. One that takes arrays of other libraries has an attribute ``guests``.
     """
 
     @property

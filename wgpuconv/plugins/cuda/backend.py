@@ -35,6 +35,8 @@ from ...facts import Limits
 from ...plan import Pass, Plan, Region, Role, Shader, align
 from . import entry
 from .algorithms import ALGORITHMS
+from .arrays import CudaGuests
+from .buffer import ALIGNMENT, CudaBuffer
 from .facts import AMPERE, HOPPER, CudaFacts
 from .source import Interface, interface, pack_params, specialise
 
@@ -45,25 +47,6 @@ LAUNCHES = 1024
 """Sets of launch arguments that a device keeps, one for a plan and a set of buffers."""
 GRAPH_RUNS = 20
 """Runs that a timed graph holds: launching from Python takes longer than a small kernel."""
-
-
-class CudaBuffer:
-    """Memory on one CUDA device."""
-
-    def __init__(self, memory: Any, pointer: int, size: int) -> None:
-        self.memory = memory
-        """What keeps the memory alive."""
-        self.pointer = pointer
-        self.size = size
-
-    @property
-    def __cuda_array_interface__(self) -> dict[str, Any]:
-        return {
-            "shape": (self.size,),
-            "typestr": "|u1",
-            "data": (self.pointer, False),
-            "version": 3,
-        }
 
 
 @dataclass(frozen=True)
@@ -125,6 +108,7 @@ class CudaBackend:
         self.api = api
         self.ordinal = ordinal
         self.algorithms = algorithms
+        self.guests = CudaGuests(api, ordinal)
         self.capability = entry.capability(api, ordinal)
         self.facts = _facts(api, ordinal, self.capability)
         runtime = api.cuda.runtime
@@ -168,7 +152,7 @@ class CudaBackend:
                     f"a tensor of {nbytes} bytes is larger than the memory of "
                     f"{self.identity.adapter} ({most} bytes); process the batch in parts"
                 )
-            size = align(max(nbytes, 16), 16)
+            size = align(max(nbytes, ALIGNMENT), ALIGNMENT)
             memory = self.api.cuda.alloc(size)
             return CudaBuffer(memory, int(memory.ptr), size)
 
@@ -307,7 +291,9 @@ class CudaBackend:
 
     def prepare(self, compiled: CompiledPlan, buffers: Buffers) -> None:
         with self._guard():
-            self._submit(compiled, compiled.prepare, buffers, self._stream)
+            stream = self._stream
+            self._submit(compiled, compiled.prepare, buffers, stream)
+            self.api.cuda.runtime.streamSynchronize(stream)  # runs may be on another stream
 
     def record(self, compiled: CompiledPlan, buffers: Buffers, compute: Any) -> None:
         """Queues the plan's launches on a stream (of cupy's), which may be capturing a graph."""
@@ -332,6 +318,7 @@ class CudaBackend:
             self._launches.move_to_end(key)
             return found[1]
         plan = compiled.plan
+        _refuse_overlap(buffers)
         whole: dict[str, CudaBuffer | None] = {
             "tables": compiled.tables,
             "workspace": self._scratch_of("workspace", plan.workspace, stream),
@@ -462,6 +449,13 @@ class CudaBackend:
                 "start a new one"
             )
         return DeviceError(f"{adapter} refused the call: {text}")
+
+
+def _refuse_overlap(buffers: Buffers) -> None:
+    """Views of a caller's array may share memory without being one object."""
+    for role in ("input", "weight", "bias"):
+        if {role, "out"} <= buffers.keys() and buffers["out"].overlaps(buffers[role]):
+            raise ProblemError(f"out must not share memory with the {role}; give another array")
 
 
 def _steps(compiled: CompiledPlan, buffers: Buffers) -> list[Step]:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from ...plan import Pass, Shader, Value
+from ...plan import Constant, Pass, Shader
 
 KERNEL_DIR = Path(__file__).parent / "kernels"
 _TYPES = {"f32": "float", "f16": "Half"}
@@ -82,7 +82,8 @@ def _replace(text: str, declaration: str, value: str, file: str) -> str:
     return text
 
 
-def _literal(value: Value) -> str:
+def _literal(value: Constant) -> str:
+    assert not isinstance(value, tuple), "kernels here have no constant arrays"
     if isinstance(value, bool):
         return "true" if value else "false"
     return str(int(value))

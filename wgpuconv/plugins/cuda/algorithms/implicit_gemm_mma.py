@@ -70,10 +70,13 @@ class ImplicitGemmMma(CudaAlgorithm):
 
     def refuse(self, problem: ConvProblem, facts: Facts) -> str | None:
         if problem.dtype != "f16" and problem.precision != "tf32":
-            return f"multiplies f16 on tensor cores, and f32 where 'tf32' is allowed, got {problem.dtype}"
-        capability = cuda_facts(facts).capability
-        if problem.dtype != "f16" and capability < AMPERE:
-            return f"multiplies TF32 from compute capability 8.0 on, got {capability[0]}.{capability[1]}"
+            return (
+                "multiplies f16 on tensor cores, and f32 where the precision 'tf32' is allowed, "
+                f"got {problem.dtype}"
+            )
+        major, minor = cuda_facts(facts).capability
+        if problem.dtype != "f16" and (major, minor) < AMPERE:
+            return f"multiplies TF32 from compute capability 8.0 on, got {major}.{minor}"
         count = count_phases(problem)
         if count > MOST_PHASES:
             return (

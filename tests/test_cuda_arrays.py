@@ -1,0 +1,438 @@
+"""Arrays of cupy and PyTorch in, the same kind out: with stand-ins for both, and on a GPU.
+
+The stand-ins keep their arrays in the host's memory, where the emulator runs the kernels.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import reference
+from cuda_emulator import Emulator, compiler, filled
+
+import wgpuconv
+from wgpuconv import Device
+from wgpuconv.backends.base import Identity
+from wgpuconv.errors import (
+    DtypeError,
+    MissingExtraError,
+    MixedDevicesError,
+    NoAdapterError,
+    ProblemError,
+    UnsupportedFeatureError,
+)
+from wgpuconv.plugins.cuda import entry
+from wgpuconv.plugins.cuda.arrays import CudaGuests
+from wgpuconv.plugins.cuda.buffer import CudaBuffer
+from wgpuconv.problem import ConvProblem
+
+# ---- stand-ins ----
+
+
+class FakeArray:
+    """What cupy.ndarray has of numpy's, and where it lives."""
+
+    def __init__(self, shape: Any, dtype: Any, memptr: Any) -> None:
+        count = int(np.prod(shape))
+        self.array = memptr.view(dtype)[:count].reshape(shape)
+
+    @classmethod
+    def of(cls, array: np.ndarray, gpu: int = 0) -> FakeArray:
+        made = cls.__new__(cls)
+        made.array, made.gpu = array, gpu
+        return made
+
+    gpu = 0
+    shape = property(lambda self: self.array.shape)
+    ndim = property(lambda self: self.array.ndim)
+    dtype = property(lambda self: self.array.dtype)
+    strides = property(lambda self: self.array.strides)
+    nbytes = property(lambda self: self.array.nbytes)
+    flags = property(lambda self: SimpleNamespace(c_contiguous=self.array.flags.c_contiguous))
+    data = property(lambda self: SimpleNamespace(ptr=self.array.ctypes.data))
+    device = property(lambda self: SimpleNamespace(id=self.gpu))
+
+    def transpose(self, *axes: int) -> FakeArray:
+        return FakeArray.of(self.array.transpose(*axes), self.gpu)
+
+    def copy(self) -> FakeArray:
+        return FakeArray.of(aligned(self.array), self.gpu)
+
+    def __setitem__(self, at: Any, value: FakeArray) -> None:
+        self.array[at] = value.array
+
+
+class FakeTensor:
+    """What a torch.Tensor on a GPU has."""
+
+    def __init__(self, array: np.ndarray, gpu: int = 0, requires_grad: bool = False) -> None:
+        self.array, self.gpu, self.requires_grad = array, gpu, requires_grad
+
+    shape = property(lambda self: self.array.shape)
+    dtype = property(lambda self: f"torch.{self.array.dtype}")
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (2, self.gpu)
+
+    def __dlpack__(self, stream: Any = None) -> Any:
+        raise AssertionError("the stand-in for from_dlpack reads the array itself")
+
+
+FakeTensor.__module__ = "torch"
+
+
+class FakeInterface:
+    """An array of a library that has __cuda_array_interface__ alone."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array, self.shape, self.dtype = array, array.shape, array.dtype
+
+    @property
+    def __cuda_array_interface__(self) -> Any:
+        return self.array.__array_interface__
+
+
+def aligned(array: np.ndarray) -> np.ndarray:
+    """A copy in C order that begins on a multiple of 256 bytes, as cupy's do."""
+    raw = np.empty(array.nbytes + 256, np.uint8)
+    start = -raw.ctypes.data % 256
+    made = raw[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    made[...] = array
+    return made
+
+
+class FakeCuda:
+    """The parts of cupy that the plugin uses for arrays; notes which stream was current."""
+
+    def __init__(self) -> None:
+        self.current = 0
+        self.seen: list[int] = []
+        self.ndarray = FakeArray
+        self.cuda = SimpleNamespace(
+            Device=lambda ordinal: self._entered(None),
+            ExternalStream=self._entered,
+            Stream=SimpleNamespace(null=self._entered(0)),
+            get_current_stream=lambda ordinal: SimpleNamespace(synchronize=lambda: None),
+        )
+
+    @contextmanager
+    def _entered(self, stream: int | None) -> Iterator[None]:
+        before, self.current = self.current, self.current if stream is None else stream
+        yield
+        self.current = before
+
+    def ascontiguousarray(self, array: FakeArray) -> FakeArray:
+        return array.copy()
+
+    def from_dlpack(self, tensor: Any) -> FakeArray:
+        if tensor.array.dtype == np.int8:
+            raise BufferError("a dtype that cupy does not have")
+        return FakeArray.of(tensor.array, tensor.gpu)
+
+    def asarray(self, value: Any) -> FakeArray:
+        return FakeArray.of(value.array)
+
+
+class EmulatedBackend(Emulator):
+    """The emulator with buffers by address, as those of the CUDA backend are."""
+
+    usable = True
+    identity = Identity("cuda", "an emulated card", "none", "0")
+
+    def __init__(self, folder: Path, api: FakeCuda) -> None:
+        super().__init__(folder)
+        self.api = api
+        self.guests = CudaGuests(api, 0)
+        self.inputs: list[int] = []
+        """The addresses of the inputs of all runs."""
+
+    def allocate(self, nbytes: int) -> Any:
+        memory = filled(nbytes)
+        return CudaBuffer(memory, memory.ctypes.data, memory.nbytes)
+
+    def write(self, buffer: Any, array: np.ndarray) -> None:
+        super().write(raw(buffer), array)
+
+    def read(self, buffer: Any, array: np.ndarray) -> None:
+        super().read(raw(buffer), array)
+
+    def prepare(self, compiled: Any, buffers: Any) -> None:
+        super().prepare(compiled, {role: raw(b) for role, b in buffers.items()})
+
+    def run(self, compiled: Any, buffers: Any, into: np.ndarray | None = None) -> None:
+        plan = compiled.plan
+        self.api.seen.append(self.api.current)
+        self.inputs.append(buffers["input"].pointer)
+        views = {"workspace": filled(plan.workspace)}
+        views |= {role: raw(buffer) for role, buffer in buffers.items()}
+        if "prepared" not in views:
+            views["prepared"] = filled(plan.prepared)
+            super().prepare(compiled, views)
+        super().run(compiled, views)
+        if into is not None:
+            self.read(buffers["out"], into)
+
+
+def raw(buffer: Any) -> np.ndarray:
+    if isinstance(buffer, np.ndarray):
+        return buffer
+    return np.frombuffer((ctypes.c_uint8 * buffer.size).from_address(buffer.pointer), np.uint8)
+
+
+@pytest.fixture(scope="module")
+def card(tmp_path_factory: pytest.TempPathFactory) -> Device:
+    if compiler() is None or sys.platform != "linux":
+        pytest.skip("needs g++ on Linux")
+    device = Device.__new__(Device)
+    backend = EmulatedBackend(tmp_path_factory.mktemp("cuda"), FakeCuda())
+    device._setup(backend, "off", ":memory:", None)
+    return device
+
+
+@pytest.fixture
+def torch(monkeypatch: pytest.MonkeyPatch) -> Any:
+    module = SimpleNamespace(
+        from_dlpack=lambda array: FakeTensor(array.array),
+        cuda=SimpleNamespace(current_stream=lambda i: SimpleNamespace(cuda_stream=77)),
+    )
+    monkeypatch.setitem(sys.modules, "torch", module)
+    return module
+
+
+PROBLEM = ConvProblem.parse("conv2d f32 n2 c5 h6 w7 k4 r3 s3 pad1 bias")
+X, W, B = (aligned(a) for a in reference.arrays(PROBLEM))
+NHWC = aligned(X.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
+"""X with the strides of channels_last."""
+
+
+def convolve(card: Any, *arrays: Any, **more: Any) -> Any:
+    return wgpuconv.conv2d(*arrays, padding=1, algorithm="direct", device=card, **more)
+
+
+def of(*arrays: np.ndarray) -> list[FakeArray]:
+    return [FakeArray.of(a) for a in arrays]
+
+
+# ---- the kind that comes in ----
+
+
+def test_cupy_in_cupy_out(card: Device) -> None:
+    got = convolve(card, *of(X, W, B))
+    assert isinstance(got, FakeArray)
+    reference.check(PROBLEM, got.array, X, W, B)
+    assert card.backend.inputs[-1] == X.ctypes.data  # no copy
+    assert card.backend.api.seen[-1] == 0  # cupy's own current stream
+
+
+@pytest.mark.usefixtures("torch")
+def test_torch_in_torch_out(card: Device) -> None:
+    got = convolve(card, *(FakeTensor(a) for a in (X, W, B)))
+    assert isinstance(got, FakeTensor)
+    reference.check(PROBLEM, got.array, X, W, B)
+    assert card.backend.inputs[-1] == X.ctypes.data
+    assert card.backend.api.seen[-1] == 77  # torch's current stream
+    assert card.backend.api.current == 0
+
+
+def test_other_libraries_get_cupy(card: Device) -> None:
+    got = convolve(card, *(FakeInterface(a) for a in (X, W, B)))
+    assert isinstance(got, FakeArray)
+    reference.check(PROBLEM, got.array, X, W, B)
+
+
+def test_tensors_beside_arrays(card: Device) -> None:
+    w = wgpuconv.tensor(W, card)
+    got = convolve(card, FakeArray.of(X), w, FakeArray.of(B))
+    reference.check(PROBLEM, got.array, X, W, B)
+    again = convolve(None, wgpuconv.tensor(X, card), w, FakeArray.of(B))
+    assert isinstance(again, wgpuconv.Tensor)
+    assert np.array_equal(again.numpy(), got.array)
+
+
+# ---- strides and alignment ----
+
+
+def test_channels_last_is_used(card: Device) -> None:
+    x = FakeArray.of(NHWC)
+    got = convolve(card, x, *of(W, B))
+    assert card.backend.inputs[-1] == NHWC.ctypes.data
+    assert got.shape == PROBLEM.out_shape
+    assert got.array.transpose(0, 2, 3, 1).flags.c_contiguous
+    reference.check(PROBLEM, got.array, X, W, B)
+    # What says itself that it is NHWC, and is not contiguous so, is copied.
+    whole = FakeArray.of(NHWC.transpose(0, 2, 3, 1)[:, :, ::-1])
+    got = convolve(card, whole, *of(W, B), layout="NHWC")
+    flipped = X[:, :, :, ::-1]
+    reference.check(PROBLEM, got.array.transpose(0, 3, 1, 2), flipped, W, B)
+    assert got.array.flags.c_contiguous
+
+
+def test_one_image(card: Device) -> None:
+    for x in (X[0], NHWC[0]):
+        got = convolve(card, FakeArray.of(x), *of(W, B))
+        assert got.shape == PROBLEM.out_shape[1:]
+        reference.check(PROBLEM.with_(n=1), got.array[None], X[:1], W, B)
+
+
+def test_strided_and_unaligned_are_copied(card: Device) -> None:
+    for x in (X[:, :, ::-1], np.broadcast_to(X[:1], X.shape)):
+        got = convolve(card, FakeArray.of(x), *of(W, B))
+        assert card.backend.inputs[-1] != x.ctypes.data
+        reference.check(PROBLEM, got.array, x, W, B)
+    shifted = aligned(np.zeros(X.size + 1, np.float32))[1:].reshape(X.shape)
+    shifted[...] = X
+    got = convolve(card, FakeArray.of(shifted), *of(W, B))
+    assert card.backend.inputs[-1] % 16 == 0
+    reference.check(PROBLEM, got.array, X, W, B)
+
+
+@pytest.mark.parametrize("order", ["C", "channels last", "strided"])
+@pytest.mark.parametrize("x", [X, NHWC], ids=["C", "channels last"])
+def test_out(card: Device, x: np.ndarray, order: str) -> None:
+    n, k, h, w = PROBLEM.out_shape
+    out = {
+        "C": aligned(np.zeros((n, k, h, w), np.float32)),
+        "channels last": aligned(np.zeros((n, h, w, k), np.float32)).transpose(0, 3, 1, 2),
+        "strided": np.zeros((n, k, h, 2 * w), np.float32)[..., ::2],
+    }[order]
+    given = FakeArray.of(out)
+    assert convolve(card, FakeArray.of(x), *of(W, B), out=given) is given
+    reference.check(PROBLEM, np.ascontiguousarray(out), X, W, B)
+
+
+def test_modules(card: Device) -> None:
+    w = W.copy()
+    module = wgpuconv.Conv2d(
+        *of(w, B), padding=1, algorithm="implicit_gemm", precision="tf32", device=card
+    )
+    w[...] = 0  # which the module does not see
+    tf32 = PROBLEM.with_(precision="tf32")
+    for x in (X, NHWC):
+        got = module(FakeArray.of(x))
+        assert isinstance(got, FakeArray)
+        assert got.array.transpose(0, 2, 3, 1).flags.c_contiguous == (x is NHWC)
+        reference.check(tf32, got.array, X, W, B)
+    reference.check(tf32, module(X), X, W, B)
+
+
+# ---- what does not fit ----
+
+
+@pytest.mark.usefixtures("torch")
+def test_refusals(card: Device) -> None:
+    x, w, b = of(X, W, B)
+    cases: list[tuple[Any, Any, str]] = [
+        ((FakeArray.of(X, gpu=1), w, b), MixedDevicesError, "the input .* lives on GPU 1, but the"),
+        ((x, FakeTensor(W, gpu=1), b), MixedDevicesError, r"or pass device='cuda:1'"),
+        ((x, W, b), MixedDevicesError, r"the weight \(numpy.ndarray\) is not in the memory of"),
+        ((X, w, b), MixedDevicesError, r"where the weight \(\w+.FakeArray\) is; move one"),
+        ((x, w, FakeTensor(B, requires_grad=True)), DtypeError, r"the bias requires a gradient"),
+        ((x, w, FakeTensor(B.astype(np.int8))), DtypeError, "cannot be read: a dtype that cupy"),
+        ((FakeArray.of(X.astype(np.float64)), w, b), DtypeError, "float32 or float16, got float64"),
+        ((FakeArray.of(X.astype(np.float16)), w, b), DtypeError, "must have the input's dtype"),
+    ]
+    for arrays, error, message in cases:
+        with pytest.raises(error, match=message):
+            convolve(card, *arrays)
+    outs: list[tuple[Any, Any, str]] = [
+        (np.empty(PROBLEM.out_shape, np.float32), MixedDevicesError, "the out .* is not in the"),
+        (wgpuconv.tensor(X, card), DtypeError, "out must be a .*FakeArray as the input is"),
+        (FakeArray.of(aligned(X)), ProblemError, r"out must have shape \(2, 4, 6, 7\)"),
+        (FakeArray.of(X[:, ::2]), ProblemError, r"out must have shape \(2, 4, 6, 7\)"),
+    ]
+    for out, error, message in outs:
+        with pytest.raises(error, match=message):
+            convolve(card, x, w, b, out=out)
+    with pytest.raises(DtypeError, match=r"out must be a wgpuconv\.Tensor as the input is"):
+        convolve(card, wgpuconv.tensor(X, card), w, b, out=FakeArray.of(aligned(X)))
+
+
+def test_a_tensor_of_the_host(card: Device) -> None:
+    torch = pytest.importorskip("torch")
+    x, w, _ = of(X, W, B)
+    with pytest.raises(MixedDevicesError, match=r"the weight \(torch.Tensor\) is not in the"):
+        convolve(card, x, torch.tensor(W))
+    with pytest.raises(DtypeError, match=r"got torch.Tensor; convert an array with \.detach"):
+        convolve(card, torch.tensor(X), torch.tensor(W))
+    with pytest.raises(MixedDevicesError, match=r"the input \(torch.Tensor\) is not in the"):
+        convolve(card, torch.tensor(X), w)
+
+
+def test_other_devices_take_no_arrays_of_a_gpu() -> None:
+    x, w, _ = of(X, W, B)
+    with pytest.raises(DtypeError, match=r"input must be a numpy array or a wgpuconv\.Tensor"):
+        wgpuconv.conv2d(x, w)
+
+
+def test_tf32_elsewhere() -> None:
+    with pytest.raises(UnsupportedFeatureError, match="precision 'tf32' needs a CUDA device"):
+        wgpuconv.conv2d(X, W, precision="tf32")
+    with pytest.raises(ProblemError, match="precision 'tf32' is one of float32, got f16"):
+        wgpuconv.conv2d(X.astype("f2"), W.astype("f2"), precision="tf32")
+    with pytest.raises(ProblemError, match="precision must be 'default' or 'tf32', got 'bf16'"):
+        wgpuconv.Conv2d(W, precision="bf16")
+
+
+# ---- on a GPU ----
+
+
+@pytest.fixture(scope="module")
+def cuda() -> Device:
+    try:
+        backend = entry.open("cuda")
+    except (MissingExtraError, NoAdapterError) as error:
+        pytest.skip(str(error))
+    device = Device.__new__(Device)
+    device._setup(backend, "off", ":memory:", None)
+    return device
+
+
+@pytest.mark.gpu
+def test_cupy_on_a_gpu(cuda: Device) -> None:
+    cupy = entry.cupy()
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        x, w, b = (cupy.asarray(a) for a in (X, W, B))
+        last = cupy.ascontiguousarray(x.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
+        for image, is_last in ((x, False), (last, True), (x[:, :, ::-1][:, :, ::-1], False)):
+            got = wgpuconv.conv2d(image, w, b, padding=1, device=cuda)
+            assert isinstance(got, cupy.ndarray)
+            assert got.transpose(0, 2, 3, 1).flags.c_contiguous == is_last
+            reference.check(PROBLEM, np.ascontiguousarray(got.get()), X, W, B)
+        out = cupy.zeros(PROBLEM.out_shape, np.float32)
+        assert wgpuconv.conv2d(x, w, b, padding=1, device=cuda, out=out) is out
+        reference.check(PROBLEM, out.get(), X, W, B)
+        same = ConvProblem.parse("conv2d f32 n1 c4 h6 w7 k4 r3 s3 pad1")
+        both = cupy.zeros(same.input_shape, np.float32)
+        with pytest.raises(ProblemError, match="out must not share memory with the input"):
+            wgpuconv.conv2d(both, w[:, :4], padding=1, device=cuda, out=both)
+
+
+@pytest.mark.gpu
+def test_torch_on_a_gpu(cuda: Device) -> None:
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("this torch has no CUDA")
+    for stream in (torch.cuda.default_stream(), torch.cuda.Stream()):
+        with torch.cuda.stream(stream):
+            x, w, b = (torch.tensor(a, device="cuda") for a in (X, W, B))
+            last = x.contiguous(memory_format=torch.channels_last)
+            for image in (x, last):
+                got = wgpuconv.conv2d(image, w, b, padding=1, device=cuda)
+                assert isinstance(got, torch.Tensor)
+                assert got.is_cuda
+                assert got.is_contiguous(memory_format=torch.channels_last) == (image is last)
+                again = (got + 0).cpu().numpy()  # on torch's stream, right behind
+                reference.check(PROBLEM, np.ascontiguousarray(again), X, W, B)
+            module = wgpuconv.Conv2d(w, b, padding=1, device=cuda)
+            reference.check(PROBLEM, module(x).cpu().numpy(), X, W, B)
+    with pytest.raises(MixedDevicesError, match=r"the weight \(torch.Tensor\) is not in the"):
+        wgpuconv.conv2d(x, w.cpu(), device=cuda)
