@@ -40,6 +40,7 @@ from wgpuconv.plugins.cuda.source import (
     specialise,
 )
 from wgpuconv.problem import ACTIVATIONS, Activation, ConvProblem
+from wgpuconv.tuning.verify import Check
 
 ARCHITECTURES = ("75", "80", "86", "89", "90a", "100", "120")
 PROBLEMS = [
@@ -392,6 +393,23 @@ def test_the_emulator_notices_a_missing_wait(
         contract.verify(emulator.device, algorithm, ConvProblem.parse(text), config)
 
 
+def test_tf32_is_told_from_f32(emulator: Emulator) -> None:
+    """Its results are within its bound, and not within that of float32."""
+    name, text, config = next(e for e in EMULATED if e[1].endswith("tf32"))
+    algorithm = next(a for a in ALGORITHMS if a.name == name)
+    problem = ConvProblem.parse(text)
+    plan = algorithm.lower(problem, config, HOPPER, HOPPER.workspace_limit)
+    run = contract.Runner(emulator.device, plan)
+    arrays = reference.arrays(problem)
+    reference.check(problem, run(*arrays), *arrays)
+    with pytest.raises(AssertionError, match="elements are wrong"):
+        reference.check(problem.with_(precision="default"), run(*arrays), *arrays)
+    judge = Check(problem)
+    output = run(judge.data["input"], judge.data["weight"], judge.data.get("bias"))
+    assert judge.fault(output) is None
+    assert Check(problem.with_(precision="default")).fault(output) is not None
+
+
 # ---- finding devices ----
 
 
@@ -509,9 +527,11 @@ def every_kind_of(algorithm: Algorithm, problem: ConvProblem, device: Device) ->
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda a: a.name)
-@pytest.mark.parametrize("problem", PROBLEMS, ids=str)
+@pytest.mark.parametrize("problem", PROBLEMS + TF32_PROBLEMS, ids=str)
 def test_contract(cuda: Device, algorithm: Algorithm, problem: ConvProblem) -> None:
     reason = algorithm.refusal(problem, cuda.facts)
+    if problem.precision == "tf32" and not algorithm.name.endswith("mma"):
+        reason = "computes this as it does without TF32"
     if reason is not None:
         pytest.skip(reason)
     for config in every_kind_of(algorithm, problem, cuda):
@@ -520,7 +540,7 @@ def test_contract(cuda: Device, algorithm: Algorithm, problem: ConvProblem) -> N
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ACTIVATIONS)
-@pytest.mark.parametrize("dtype", ["f32", "f16"])
+@pytest.mark.parametrize("dtype", ["f32", "f16", "f32 tf32"])
 def test_activations(cuda: Device, name: str, dtype: str) -> None:
     spec = {"clip": ("clip", -0.5, 0.75), "leaky_relu": ("leaky_relu", 0.3)}.get(name, name)
     base = ConvProblem.parse(f"conv2d {dtype} n2 c9 h8 w7 k12 r3 s3 pad1 bias")

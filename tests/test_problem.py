@@ -51,12 +51,13 @@ def problems(draw: st.DrawFn) -> ConvProblem:
         extra = tuple(draw(st.integers(0, max(p) - 1)) for p in zip(stride, dilation, strict=True))
         h, w = h + 9, w + 9  # so that the padding does not crop all of the output
     layout = draw(st.sampled_from(["NCHW", "NHWC"]))
-    n = draw(st.integers(0, 5))
+    n, dtype = draw(st.integers(0, 5)), draw(st.sampled_from(["f32", "f16"]))
     return ConvProblem.from_call(
         op,
         (n, c, h, w) if layout == "NCHW" else (n, h, w, c),
         (k, c // groups, r, s) if op == "conv2d" else (c, k // groups, r, s),
-        dtype=draw(st.sampled_from(["f32", "f16"])),
+        dtype=dtype,
+        precision=draw(st.sampled_from(["default", "tf32"] if dtype == "f32" else ["default"])),
         bias_shape=(k,) if draw(st.booleans()) else None,
         stride=stride,
         padding=(pads[:2], pads[2:]),
@@ -197,6 +198,8 @@ def test_bad_texts(text: str, says: str) -> None:
         (lambda: conv(activation=("clip", 2, 1)), ProblemError, "low <= high, got 2 and 1"),
         (lambda: conv(activation=("clip", math.nan, 1)), ProblemError, "must not be NaN"),
         (lambda: conv(activation=("leaky_relu", "x")), DtypeError, "must be numbers"),
+        (lambda: conv(precision="bf16"), ProblemError, "must be 'default' or 'tf32', got 'bf16'"),
+        (lambda: conv(dtype="f16", precision="tf32"), ProblemError, "of float32, got f16"),
     ],
 )
 def test_refused(made: Any, kind: type[Exception], says: str) -> None:

@@ -276,7 +276,11 @@ def test_a_problem_is_varied() -> None:
     assert str(changed.problem) == TEXT.replace("f32 n1", "f16 n4") + " nhwc"
     assert (changed.name, changed.count) == ("a", 2)
     assert varied(entry) == entry
-    with pytest.raises(DtypeError, match="dtype must be f32 or f16, got 'f64'"):
+    tf32 = varied(entry, dtype="tf32")
+    assert (tf32.problem.dtype, tf32.problem.precision) == ("f32", "tf32")
+    assert varied(tf32) == tf32
+    assert varied(tf32, dtype="f16") == varied(entry, dtype="f16")
+    with pytest.raises(DtypeError, match="dtype must be f32, f16 or tf32, got 'f64'"):
         varied(entry, dtype="f64")
     with pytest.raises(ProblemError):
         varied(entry, layout="nwhc")

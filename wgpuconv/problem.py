@@ -192,6 +192,11 @@ class ConvProblem:
         return DTYPES[self.dtype]
 
     @property
+    def arithmetic(self) -> str:
+        """What its kernels may multiply in: f32, tf32 or f16."""
+        return self.dtype if self.precision == "default" else self.precision
+
+    @property
     def input_bytes(self) -> int:
         return math.prod(self.input_shape) * self.itemsize
 
@@ -476,7 +481,7 @@ def _advice(word: str) -> str:
     near = _near(word)
     return (f"write {near}; " if near else "") + (
         f"the words are {', '.join(DTYPES)}, {', '.join(_NUMBERED)} (each with its number, or "
-        f"numbers as in stride2,1), nchw, nhwc, bias, act:NAME, tf32; an example: {_EXAMPLE}"
+        f"numbers as in stride2,1), nchw, nhwc, bias, tf32, act:NAME; an example: {_EXAMPLE}"
     )
 
 

@@ -108,16 +108,21 @@ def gather(words: Sequence[str]) -> list[Entry]:
 def varied(
     entry: Entry, *, batch: int | None = None, dtype: str | None = None, layout: str | None = None
 ) -> Entry:
-    """The same layer with another batch, dtype ('f32', 'f16') or layout ('nchw', 'nhwc')."""
+    """The same layer with another batch, dtype ('f32', 'f16', 'tf32') or layout ('nchw', 'nhwc').
+
+    'tf32' is float32 that may be multiplied as TF32.
+    """
     p = entry.problem
     if layout is not None and layout.upper() not in LAYOUTS:
         raise ProblemError(f"the layout must be 'nchw' or 'nhwc', got {layout!r}")
-    if dtype is not None and dtype not in DTYPES:
-        raise DtypeError(f"dtype must be {' or '.join(DTYPES)}, got {dtype!r}")
+    if dtype is not None and dtype not in (*DTYPES, "tf32"):
+        raise DtypeError(f"dtype must be {', '.join(DTYPES)} or tf32, got {dtype!r}")
+    if dtype is not None:
+        tf32 = dtype == "tf32"
+        p = replace(p, dtype="f32" if tf32 else dtype, precision="tf32" if tf32 else "default")
     changed = replace(
         p,
         n=p.n if batch is None else batch,
-        dtype=dtype or p.dtype,
         layout=(layout or p.layout).upper(),
     )
     # Through the text, so that everything is checked as for a problem that was typed.

@@ -144,7 +144,7 @@ class _Ours:
         self._plan = plan
         self._asked = asked
         """By which a call finds this plan: 'auto' or the algorithm's name."""
-        self.side = Side(device.name, plan.algorithm, problem.dtype, True, label=plan.label)
+        self.side = Side(device.name, plan.algorithm, problem.arithmetic, True, label=plan.label)
 
     def verify(self, judge: Judge) -> float:
         self._bench = self._device.bench(judge)
@@ -180,7 +180,7 @@ class _Prepared(_Ours):
         self.side = Side(
             device.name,
             f"{plan.algorithm}, prepared weights",
-            problem.dtype,
+            problem.arithmetic,
             True,
             prepared=True,
         )

@@ -128,7 +128,8 @@ def command(
     batch: BatchOption = None,
     size: SizeOption = None,
     dtype: Annotated[
-        str | None, typer.Option(help="f32, f16, or f32,f16, instead of the suite's.")
+        str | None,
+        typer.Option(help="f32, f16, tf32, or several as f32,f16, instead of the suite's."),
     ] = None,
     layout: Annotated[str | None, typer.Option(help="nchw or nhwc.")] = None,
     limit: LimitOption = None,

@@ -75,6 +75,9 @@ def command(
         typer.Option(metavar="N", help="For --transpose: a number, or vertical,horizontal."),
     ] = "0",
     layout: Annotated[str, typer.Option(help="Of .npy arrays: NCHW or NHWC.")] = "NCHW",
+    precision: Annotated[
+        str, typer.Option(help="default, or tf32: float32 is multiplied as TF32 (CUDA devices).")
+    ] = "default",
     stretch: Annotated[
         bool,
         typer.Option("--stretch", help="Into an image: spread the values from black to white."),
@@ -109,6 +112,7 @@ def command(
         "groups": 1 if groups is None else groups,
         "activation": None if activation is None else parse_activation(activation),
         "layout": layout,
+        "precision": precision,
         "algorithm": algorithm,
         "device": on,
     }

@@ -26,7 +26,9 @@ def command(
     ] = False,
     batch: BatchOption = None,
     size: SizeOption = None,
-    dtype: Annotated[str | None, typer.Option(help="f32 or f16, instead of the suite's.")] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="f32, f16 or tf32, instead of the suite's.")
+    ] = None,
     layout: Annotated[str | None, typer.Option(help="nchw or nhwc.")] = None,
     limit: LimitOption = None,
     device: DeviceOption = None,
