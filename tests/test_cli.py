@@ -546,7 +546,7 @@ def test_demo_writes_a_picture_and_compares(folder: Path, monkeypatch: pytest.Mo
         (f"explain {TINY}", "put a problem's text in quotes"),
         (f"tune {TINY}", "put a problem's text in quotes"),
         (f"bench mine: {TINY}", "put a problem's text in quotes"),
-        (f"tune '{TINY}' --dtype f64", "dtype must be f32 or f16, got 'f64'"),
+        (f"tune '{TINY}' --dtype f64", "dtype must be f32, f16 or tf32, got 'f64'"),
         (f"explain '{TINY} dilation2'", "write dil2; the words are f32, f16, n, c, h,"),
         (f"explain '{TINY} act:clip,1'", "as in clip,0,6"),
         ("run x.npy w.npy y.npy --stride 1.5", "--stride takes whole numbers"),

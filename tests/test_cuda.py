@@ -30,6 +30,7 @@ from wgpuconv.planner import lower, survey
 from wgpuconv.plugins.cuda import entry
 from wgpuconv.plugins.cuda.algorithms import ALGORITHMS, halo_mma, implicit_gemm_mma
 from wgpuconv.plugins.cuda.algorithms.mma import tile_config
+from wgpuconv.plugins.cuda.buffer import CudaBuffer
 from wgpuconv.plugins.cuda.source import (
     KERNEL_DIR,
     interface,
@@ -584,6 +585,8 @@ def test_bad_buffers(cuda: Device) -> None:
         cuda.backend.run(compiled, {"input": small, "weight": small, "out": small})
     with pytest.raises(wgpuconv.errors.DtypeError, match="is a CudaBuffer"):
         cuda.backend.check_usable(object())
+    with pytest.raises(wgpuconv.errors.ProblemError, match="begin at a multiple of 16 bytes"):
+        cuda.backend.check_usable(CudaBuffer(None, 0x1008, 64))
     with pytest.raises(wgpuconv.errors.UnsupportedFeatureError, match="process the batch in parts"):
         cuda.backend.allocate(1 << 50)
     assert cuda.backend.usable

@@ -106,7 +106,8 @@ class CudaGuests:
         array = self._api.ndarray(shape, dtype, memptr=buffer.memory)
         if not channels_last:
             return array
-        return array.transpose(*range(array.ndim - 3), -1, -3, -2)
+        first = array.ndim - 3
+        return array.transpose(*range(first), first + 2, first, first + 1)
 
     def _view(self, name: str, value: Any) -> Any:
         """The array as one of cupy's, over the same memory."""
@@ -137,7 +138,8 @@ class CudaGuests:
 
 def _channels_last(array: Any) -> Any:
     """(..., H, W, C) of an array (..., C, H, W)."""
-    return array.transpose(*range(array.ndim - 3), -2, -1, -3)
+    first = array.ndim - 3
+    return array.transpose(*range(first), first + 1, first + 2, first)
 
 
 def _package(value: Any) -> str:

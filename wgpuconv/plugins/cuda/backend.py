@@ -198,6 +198,10 @@ class CudaBackend:
                 f"on a CUDA device a tensor's buffer is a CudaBuffer, got "
                 f"{type(buffer).__module__}.{type(buffer).__qualname__}"
             )
+        if buffer.pointer % ALIGNMENT:
+            raise ProblemError(
+                f"a buffer must begin at a multiple of {ALIGNMENT} bytes, got {buffer.pointer:#x}"
+            )
 
     @staticmethod
     def _check_size(buffer: CudaBuffer, nbytes: int, what: str) -> None:
