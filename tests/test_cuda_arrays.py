@@ -118,8 +118,7 @@ class FakeCuda:
         self.ndarray = FakeArray
         self.cuda = SimpleNamespace(
             Device=lambda ordinal: self._entered(None),
-            ExternalStream=self._entered,
-            Stream=SimpleNamespace(null=self._entered(0)),
+            Stream=SimpleNamespace(from_external=lambda s: self._entered(s.__cuda_stream__()[1])),
             get_current_stream=lambda ordinal: SimpleNamespace(synchronize=lambda: None),
         )
 

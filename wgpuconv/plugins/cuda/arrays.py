@@ -41,7 +41,7 @@ class CudaGuests:
         cuda = self._api.cuda
         stack = ExitStack()
         stack.enter_context(cuda.Device(self._ordinal))  # a stream is current on a device
-        stack.enter_context(cuda.ExternalStream(pointer) if pointer else cuda.Stream.null)
+        stack.enter_context(cuda.Stream.from_external(_Stream(pointer)))
         return stack
 
     def receive(self, name: str, value: Any, *, image: bool) -> Guest:
@@ -134,6 +134,16 @@ class CudaGuests:
                 f"the {name} ({_kind(value)}) lives on GPU {ordinal}, but the call runs on "
                 f"'cuda:{self._ordinal}'; copy it there, or pass device='cuda:{ordinal}'"
             )
+
+
+class _Stream:
+    """Another library's stream, as cupy takes it."""
+
+    def __init__(self, pointer: int) -> None:
+        self._pointer = pointer
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return (0, self._pointer)  # the protocol's version
 
 
 def _channels_last(array: Any) -> Any:
