@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -68,6 +69,10 @@ class _Group(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         named = bool(args) and args[0] in self.commands
+        for before, word in pairwise(args):
+            # An option's value may be called so, as in '--out report'.
+            if word in self.commands and not named and (before[0] != "-" or before == "--json"):
+                raise typer.BadParameter(f"write it first: wgpuconv bench {word} ...", ctx)
         return super().parse_args(ctx, args if named else [_RUN, *args])
 
 
@@ -115,7 +120,7 @@ def command(
         str | None,
         typer.Option(
             metavar="NAMES",
-            help=f"Other libraries: {', '.join(peer_names())}; all, none. "
+            help=f"Other libraries: {', '.join(peer_names())}; or all, or none. "
             "Without it, those that are installed.",
         ),
     ] = None,
@@ -232,7 +237,7 @@ def _print(result: ProblemResult, run: Run) -> None:
             note(verdict)
     peers = {peer.name for peer in run.peers}
     for name, reason in result.refusals.items():
-        if name in peers or ":" in name:
+        if name in peers or ":" in name or result.failure is not None:
             note(f"{name}: {reason}")
     out.print()
 
