@@ -27,7 +27,7 @@ def row(run: Run, problem: str, side: str, number: int = 0) -> list[str]:
     result = [r for r in run.results if r.name == problem][number]
     (found,) = (
         line
-        for line in lines(bench.results_table(result, run))
+        for line in lines(bench.results_table(result, run, width=160))
         if line.removeprefix("*").strip().startswith(f"{side}  ")
     )
     return found.removeprefix("*").strip().removeprefix(side).split()
@@ -42,6 +42,20 @@ def test_a_row_says_what_was_measured() -> None:
     assert rest[:2] == ["9.0", "KiB"]
     # Bound by arithmetic: 43.7 of 58.4 TFLOP/s.
     assert rest[2] == f"{float(rate) / 58.4:.0%}"
+
+
+def test_a_narrow_terminal_gets_fewer_columns_and_whole_names() -> None:
+    result = next(r for r in RUN.results if r.name == "c9")
+    heads = {
+        width: lines(bench.results_table(result, RUN, width=width))[0].split()[1:]
+        for width in (160, 80, 40)
+    }
+    assert {"us", "error", "scratch", "roof", "call", "numpy"} <= set(heads[160])
+    assert "us" in heads[80]
+    assert "error" in heads[80]
+    assert not {"scratch", "roof"} & set(heads[80])
+    assert not {"error", "call", "numpy"} & set(heads[40])
+    assert "TFLOP/s" in heads[40]
 
 
 def test_a_peer_on_the_same_card_has_its_share_of_the_roof() -> None:

@@ -27,7 +27,7 @@ from wgpuconv.tuning import speeds as speeds_module
 from wgpuconv.tuning.speeds import cores_of, device_key, with_speeds
 from wgpuconv.tuning.store import Speeds, Store
 
-BANDWIDTH, RATE, CORES = 4e12, 60e12, 130
+BANDWIDTH, RATE, CORES = 4e12, 60e12, 128
 FEW_CORES = Facts(cores=2)  # for which the probes' arrays are small
 DATE = "2026-01-01T00:00:00+00:00"
 TINY = ConvProblem.parse("conv2d f32 n1 c3 h9 w11 k8 r3 s3 pad1")

@@ -207,6 +207,26 @@ def test_plans_of_any_problem(p: ConvProblem, binding: int, name: str) -> None:
         check_plan(plan, limits)
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "binding"),
+    [
+        ("depthwise", "conv2d n1 c1 h3 w305 k1 r3 s3", 1024),
+        ("direct_tiled", "conv2d n1 c1 h3 w343 k9 r3 s3", 4096),
+    ],
+)
+def test_parts_without_whole_pairs_are_refused(name: str, text: str, binding: int) -> None:
+    """Configurations are those of the largest part; a part of odd width has no pairs."""
+    p = ConvProblem.parse(text)
+    facts = Facts(limits=small(binding), f16=True)
+    assert {part.problem.w % 2 for part in split(p, facts.limits)} == {0, 1}
+    found = planner.survey(p, facts, workspace_limit=1 << 20)
+    pairs = [c for c in found.candidates if c.algorithm == name and c.config["pairs"]]
+    assert pairs
+    for candidate in pairs:
+        with pytest.raises(AlgorithmRefusedError, match="needs rows of whole pairs, got a part"):
+            planner.lower(p, candidate, facts, workspace_limit=1 << 20)
+
+
 def run_copies(plan: Plan, buffers: dict[str, np.ndarray], compute: Any) -> None:
     """What a device does with a plan of which only copies are real."""
     for step in plan.passes:

@@ -97,11 +97,11 @@ class Device:
 
     ``tune`` says how the fastest kernel is found: ``"auto"`` measures a few candidates the
     first time a problem is met on a GPU, within a budget of a second, or what the environment
-    variable WGPUCONV_TUNE_BUDGET says (not on a software driver), and the device's speeds before
-    the first problem of all,
+    variable WGPUCONV_TUNE_BUDGET says (not on a software driver),
     ``"full"`` all of them, ``"stored"`` uses what was measured before, else the cost model,
     and ``"off"`` the cost model alone. Without it, the environment variable WGPUCONV_TUNE
-    is used, then "auto". ``store`` is the file that measurements are kept in (":memory:":
+    is used, then "auto". Before the first problem of all is measured, the device's own speeds are.
+    ``store`` is the file that measurements are kept in (":memory:":
     none); without it, one in the user's cache folder, or in the folder WGPUCONV_CACHE_DIR.
     ``progress`` is called while something is measured.
     """

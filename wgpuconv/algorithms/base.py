@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import ClassVar, NamedTuple
 
+from ..errors import AlgorithmRefusedError
 from ..facts import Facts
 from ..plan import Config, Plan, Region, Tables, ceil_div
 from ..problem import ConvProblem
@@ -93,9 +94,27 @@ def window_params(problem: ConvProblem) -> dict[str, int]:
 
 
 def in_pairs(problem: ConvProblem) -> bool:
-    """Whether rows of input and output are whole pairs of pixels, and windows cross pairs."""
+    """Whether rows of input and output are whole pairs of pixels, and two neighbouring windows
+    overlap, or nearly so: what lies between them is read as well."""
     p = problem
-    return p.layout == "NCHW" and p.dilation == (1, 1) and p.w % 2 == 0 and p.out_w % 2 == 0
+    whole = p.layout == "NCHW" and p.w % 2 == 0 and p.out_w % 2 == 0
+    return whole and p.dilation == (1, 1) and p.stride[1] <= p.s + 1
+
+
+def check_pairs(problem: ConvProblem, config: Config) -> None:
+    """Raises AlgorithmRefusedError where a configuration, which may have been chosen for a larger
+    part of the problem, wants pairs that are not there."""
+    if config["pairs"] and not in_pairs(problem):
+        raise AlgorithmRefusedError(
+            f"needs rows of whole pairs, got a part with {problem.w} columns and "
+            f"{problem.out_w} columns of output"
+        )
+
+
+def rows_share(problem: ConvProblem, rows: int) -> bool:
+    """Whether an invocation gains from computing that many output rows: their windows overlap."""
+    p = problem
+    return rows == 1 or (p.dilation[0] == 1 and p.stride[0] <= p.r)
 
 
 def pair_params(problem: ConvProblem) -> dict[str, int]:

@@ -9,10 +9,12 @@ from .base import (
     Algorithm,
     activation_params,
     bias_region,
+    check_pairs,
     in_pairs,
     pair_params,
     params,
     roofline,
+    rows_share,
     strides,
 )
 
@@ -51,7 +53,7 @@ class Depthwise(Algorithm):
             {"rows": rows, "pairs": pairs, "workgroup": workgroup}
             for pairs in (False, True)[: 1 + in_pairs(p)]
             for rows in (1, 2, 4)
-            if rows <= p.out_h and (rows == 1 or p.dilation[0] == 1)
+            if rows <= p.out_h and rows_share(p, rows)
             # What is written out and held in registers grows with both.
             if rows * p.r * p.s <= (MOST_TAPS if rows == 1 else 100)
             for workgroup in sizes
@@ -62,6 +64,7 @@ class Depthwise(Algorithm):
         self, problem: ConvProblem, config: Config, facts: Facts, workspace_limit: int
     ) -> Plan:
         p, x = problem, strides(problem)
+        check_pairs(p, config)
         tables = Tables(facts.limits)
         rows, workgroup = int(config["rows"]), int(config["workgroup"])
         constants = {

@@ -11,10 +11,12 @@ from .base import (
     Algorithm,
     activation_params,
     bias_region,
+    check_pairs,
     in_pairs,
     pair_params,
     params,
     roofline,
+    rows_share,
     strides,
 )
 
@@ -26,7 +28,7 @@ MOST_WRITTEN = 1200
 """Multiply-adds up to which the rows of a channel are written out: more leave the code cache."""
 STAGED_BYTES = 16384
 """Workgroup memory for weights, where there is as much: with more, fewer workgroups fit a core."""
-MOST_COLUMNS = 16
+MOST_TAPS_ACROSS = 16
 """Taps of a row, which are written out: more take a driver seconds to compile."""
 
 
@@ -55,20 +57,21 @@ class DirectTiled(Algorithm):
             and filters < 2 * max(p.k_group, 4)
             and rows < 2 * p.out_h
             and 4 * filters * p.r * p.s <= _staged_bytes(facts)
-            and (rows == 1 or p.dilation[0] == 1)
+            and rows_share(p, rows)
             for size in sizes
         ]
 
     def refuse(self, problem: ConvProblem, facts: Facts) -> str | None:
         p, most = problem, _staged_bytes(facts) // 16
-        if p.r * p.s > most or p.s > MOST_COLUMNS:
-            return f"needs at most {most} taps, {MOST_COLUMNS} in a row, got {p.r} x {p.s}"
+        if p.r * p.s > most or p.s > MOST_TAPS_ACROSS:
+            return f"needs at most {most} taps, {MOST_TAPS_ACROSS} in a row, got {p.r} x {p.s}"
         return None
 
     def lower(
         self, problem: ConvProblem, config: Config, facts: Facts, workspace_limit: int
     ) -> Plan:
         p, x = problem, strides(problem)
+        check_pairs(p, config)
         tables = Tables(facts.limits)
         block = _Block.of(config)
         unroll = bool(config["unroll"])

@@ -11,7 +11,16 @@ from ..facts import Facts
 from ..plan import Config, Pass, Plan, Region, Shader, Tables, align, ceil_div, grid_1d
 from ..problem import ConvProblem
 from .base import Algorithm, activation_params, bias_region, params, roofline, strides
-from .phases import MOST_COLUMNS, MOST_PHASES, MOST_ROWS, Phase, count_phases, phases, tap_table
+from .phases import (
+    MOST_COLUMNS,
+    MOST_PHASES,
+    MOST_ROWS,
+    Phase,
+    count_phases,
+    gather_params,
+    phases,
+    tap_table,
+)
 from .tiles import (
     gemm_shader,
     pack_pass,
@@ -135,23 +144,7 @@ class ImplicitGemm(Algorithm):
                     self._shader(p, config, phase, reduction, split=splits > 1),
                     params(
                         **sizes,
-                        pixels=p.n * phase.pixels,
-                        q_hw=phase.pixels,
-                        q_w=phase.w.count,
-                        in_h=p.h,
-                        in_w=p.w,
-                        in_stride_h=phase.h.in_stride,
-                        in_stride_w=phase.w.in_stride,
-                        tap_rows=len(phase.h.taps),
-                        tap_columns=len(phase.w.taps),
-                        tap_h=phase.h.first_offset,
-                        tap_w=phase.w.first_offset,
-                        tap_step_h=phase.h.offset_step,
-                        tap_step_w=phase.w.offset_step,
-                        x_g=p.c_group * x.x_c // unit,
-                        x_n=x.x_n // unit,
-                        x_h=x.x_h // unit,
-                        x_w=x.x_w // unit,
+                        **gather_params(p, phase, x, unit),
                         y_base=(phase.h.first * x.y_h + phase.w.first * x.y_w) // unit,
                         y_g=p.k_group * x.y_k // unit,
                         y_n=x.y_n // unit,

@@ -109,6 +109,30 @@ NEVER = -(2**31)
 """...the one that no pixel's mask has: the tap of a k past the end."""
 
 
+def gather_params(problem: ConvProblem, phase: Phase, x: Strides, unit: int = 1) -> dict[str, int]:
+    """Where the input elements of a phase's pixels lie, as the implicit GEMM shaders name it;
+    strides in units of so many elements."""
+    return {
+        "pixels": problem.n * phase.pixels,
+        "q_hw": phase.pixels,
+        "q_w": phase.w.count,
+        "in_h": problem.h,
+        "in_w": problem.w,
+        "in_stride_h": phase.h.in_stride,
+        "in_stride_w": phase.w.in_stride,
+        "tap_rows": len(phase.h.taps),
+        "tap_columns": len(phase.w.taps),
+        "tap_h": phase.h.first_offset,
+        "tap_w": phase.w.first_offset,
+        "tap_step_h": phase.h.offset_step,
+        "tap_step_w": phase.w.offset_step,
+        "x_g": problem.c_group * x.x_c // unit,
+        "x_n": x.x_n // unit,
+        "x_h": x.x_h // unit,
+        "x_w": x.x_w // unit,
+    }
+
+
 def tap_table(problem: ConvProblem, phase: Phase, x: Strides, padded: int, *, block: int) -> bytes:
     """``vec4<i32>(input offset, mask, packed k, weight offset)``, ``padded`` of them.
 

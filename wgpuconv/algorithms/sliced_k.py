@@ -13,7 +13,7 @@ from ..facts import Facts, Limits
 from ..plan import Config, Pass, Plan, Region, Shader, Tables, ceil_div, grid_1d
 from ..problem import ConvProblem
 from .base import Algorithm, activation_params, bias_region, params, roofline, strides
-from .phases import phases, tap_table
+from .phases import MOST_COLUMNS, MOST_ROWS, gather_params, phases, tap_table
 
 SLICE_K = 8
 """Products of a slice in one step, as in implicit_gemm_sliced.wgsl."""
@@ -56,8 +56,6 @@ SLICES = (
     Slices(16, 16, 4, 4, 8),
 )
 """Each divides evenly: whole vec4s an invocation for both staged tiles."""
-MOST_ROWS, MOST_COLUMNS = 16, 15
-"""Rows and columns of taps that a pixel's mask has bits for."""
 
 
 class SlicedK(Algorithm):
@@ -114,23 +112,7 @@ class SlicedK(Algorithm):
                 UNROLL_K=bool(config["unroll"]),
             ),
             params(
-                pixels=p.n * phase.pixels,
-                q_hw=phase.pixels,
-                q_w=phase.w.count,
-                in_h=p.h,
-                in_w=p.w,
-                in_stride_h=phase.h.in_stride,
-                in_stride_w=phase.w.in_stride,
-                tap_rows=len(phase.h.taps),
-                tap_columns=len(phase.w.taps),
-                tap_h=phase.h.first_offset,
-                tap_w=phase.w.first_offset,
-                tap_step_h=phase.h.offset_step,
-                tap_step_w=phase.w.offset_step,
-                x_g=p.c_group * x.x_c,
-                x_n=x.x_n,
-                x_h=x.x_h,
-                x_w=x.x_w,
+                **gather_params(p, phase, x),
                 y_g=p.k_group * x.y_k,
                 y_n=x.y_n,
                 y_m=x.y_k,

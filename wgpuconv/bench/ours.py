@@ -97,7 +97,8 @@ class OurDevice:
 
     def _best(self, problem: ConvProblem, name: str, choice: Choice, found: Survey) -> Plan:
         """An algorithm's plan with the best configuration known."""
-        behind = _far_behind(choice, name)
+        # One that was asked for by name is worth a session of its own.
+        behind = None if self.algorithms else _far_behind(choice, name)
         candidate = next((c for c in found.candidates if c.label == behind), None)
         if candidate is None:
             return self.device.choose(problem, algorithm=name).plan

@@ -182,7 +182,7 @@ def machine() -> dict[str, Any]:
     return {
         "python": platform.python_version(),
         "numpy": np.__version__,
-        "system": platform.platform(),
+        "system": f"{platform.system()} {platform.release().partition('-')[0]}",
         "processor": _processor(),
         "processors": os.cpu_count(),
     }

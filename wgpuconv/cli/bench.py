@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -68,6 +69,10 @@ class _Group(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         named = bool(args) and args[0] in self.commands
+        for before, word in pairwise(args):
+            # An option's value may be called so, as in '--out report'.
+            if word in self.commands and not named and (before[0] != "-" or before == "--json"):
+                raise typer.BadParameter(f"write it first: wgpuconv bench {word} ...", ctx)
         return super().parse_args(ctx, args if named else [_RUN, *args])
 
 
@@ -115,7 +120,7 @@ def command(
         str | None,
         typer.Option(
             metavar="NAMES",
-            help=f"Other libraries: {', '.join(peer_names())}; all, none. "
+            help=f"Other libraries: {', '.join(peer_names())}; or all, or none. "
             "Without it, those that are installed.",
         ),
     ] = None,
@@ -233,7 +238,7 @@ def _print(result: ProblemResult, run: Run) -> None:
             note(verdict)
     peers = {peer.name for peer in run.peers}
     for name, reason in result.refusals.items():
-        if name in peers or ":" in name:
+        if name in peers or ":" in name or result.failure is not None:
             note(f"{name}: {reason}")
     out.print()
 
@@ -247,8 +252,8 @@ def heading(result: ProblemResult) -> Text:
     return text.append(result.problem, style="cyan")
 
 
-def results_table(result: ProblemResult, run: Run) -> Table:
-    """All sides on one problem; the tuner's choice has a star."""
+def results_table(result: ProblemResult, run: Run, width: int | None = None) -> Table:
+    """All sides on one problem; the tuner's choice has a star. ``width`` is the terminal's."""
     baseline = summary.baseline_of(run, result)
     first = summary.leaders(result)[:1]
     reference = baseline or (first[0] if first else None)
@@ -257,7 +262,18 @@ def results_table(result: ProblemResult, run: Run) -> Table:
     unit, name = (1e12, "TFLOP/s") if tera else (1e9, "GFLOP/s")
     shares = {id(side): _share(side, result, run) for side in result.sides}
     against = f"/ {run.baseline}" if baseline else "/ best"
-    optional = {
+    ratios = [summary.ratio(side, reference) for side in result.sides]
+    columns = {
+        "us": [micro(side.seconds) for side in result.sides],
+        name: [
+            "-" if side.seconds is None else significant(result.flop / side.seconds / unit)
+            for side in result.sides
+        ],
+        against: ["-" if ratio is None else f"{ratio:.2f}" for ratio in ratios],
+        "error": ["-" if side.error is None else f"{side.error:.0e}" for side in result.sides],
+        "scratch": [
+            "-" if side.workspace is None else size_text(side.workspace) for side in result.sides
+        ],
         "roof": [_percent(shares[id(side)]) for side in result.sides],
         "call": [micro(side.call) for side in result.sides],
         "numpy": [micro(side.end_to_end) for side in result.sides],
@@ -266,29 +282,40 @@ def results_table(result: ProblemResult, run: Run) -> Table:
             for side in result.sides
         ],
     }
-    optional = {title: cells for title, cells in optional.items() if any(c != "-" for c in cells)}
-    numbers = ("us", name, against, "error", "scratch", *optional)
-    shown = table("", "side", *numbers, right=numbers)
     several = len({side.on for side in result.sides}) > 1
     dtype = summary.dtype_of(result)
+    titles = [_title(side, dtype, several) for side in result.sides]
+    room = (width or out.width) - min(LEGIBLE, max(map(len, titles), default=0))
+    columns = _fitting(columns, room)
+    shown = table("", "side", *columns, right=tuple(columns))
     for row, side in enumerate(result.sides):
         other = side.prepared or not side.same_work or side.precision != dtype
         style = "bold" if side in first else "dim" if other else ""
-        title = Text(_title(side, dtype, several), style=style)
+        title = Text(titles[row], style=style)
         if side.failure:
             title.append(f"\n{side.failure}", style="red")
-        ratio = summary.ratio(side, reference)
         shown.add_row(
             Text("*" if side is result.chosen(side.on) else "", style="green"),
             title,
-            micro(side.seconds),
-            "-" if side.seconds is None else significant(result.flop / side.seconds / unit),
-            "-" if ratio is None else f"{ratio:.2f}",
-            "-" if side.error is None else f"{side.error:.0e}",
-            "-" if side.workspace is None else size_text(side.workspace),
-            *(cells[row] for cells in optional.values()),
+            *(cells[row] for cells in columns.values()),
         )
     return shown
+
+
+LEGIBLE = 30
+"""Characters of a side's name that stay on one line."""
+SPARED = ("scratch", "roof", "numpy", "call", "error")
+"""Columns that fall away, in this order, where a terminal is too narrow; files have them all."""
+
+
+def _fitting(columns: dict[str, list[str]], room: int) -> dict[str, list[str]]:
+    """The columns that hold something and fit into so many characters."""
+    kept = {name: cells for name, cells in columns.items() if any(c != "-" for c in cells)}
+    for spared in SPARED:
+        wide = sum(2 + max(map(len, (name, *cells))) for name, cells in kept.items())
+        if 3 + wide > room:
+            kept.pop(spared, None)
+    return kept
 
 
 def _title(side: Side, dtype: str, several: bool) -> str:
