@@ -374,6 +374,8 @@ def test_other_devices_take_no_arrays_of_a_gpu() -> None:
 def test_tf32_elsewhere() -> None:
     with pytest.raises(UnsupportedFeatureError, match="precision 'tf32' needs a CUDA device"):
         wgpuconv.conv2d(X, W, precision="tf32")
+    with pytest.raises(UnsupportedFeatureError, match="leave it out"):
+        wgpuconv.plan_conv2d(X.shape, W.shape, precision="tf32")
     with pytest.raises(ProblemError, match="precision 'tf32' is one of float32, got f16"):
         wgpuconv.conv2d(X.astype("f2"), W.astype("f2"), precision="tf32")
     with pytest.raises(ProblemError, match="precision must be 'default' or 'tf32', got 'bf16'"):
@@ -401,7 +403,9 @@ def test_cupy_on_a_gpu(cuda: Device) -> None:
     with stream:
         x, w, b = (cupy.asarray(a) for a in (X, W, B))
         last = cupy.ascontiguousarray(x.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
-        for image, is_last in ((x, False), (last, True), (x[:, :, ::-1][:, :, ::-1], False)):
+        wide = cupy.zeros((*X.shape[:-1], 2 * X.shape[-1]), np.float32)
+        wide[..., ::2] = x
+        for image, is_last in ((x, False), (last, True), (wide[..., ::2], False)):
             got = wgpuconv.conv2d(image, w, b, padding=1, device=cuda)
             assert isinstance(got, cupy.ndarray)
             assert got.transpose(0, 2, 3, 1).flags.c_contiguous == is_last
