@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,6 +34,7 @@ from wgpuconv.plugins.cuda.algorithms.mma import tile_config
 from wgpuconv.plugins.cuda.buffer import CudaBuffer
 from wgpuconv.plugins.cuda.source import (
     KERNEL_DIR,
+    Interface,
     interface,
     kernel_names,
     load,
@@ -60,6 +62,11 @@ def plans(problem: ConvProblem) -> list[Plan]:
 
 def passes(plan: Plan) -> tuple[Pass, ...]:
     return (*plan.prepare, *plan.passes)
+
+
+@cache
+def face_of(shader: Shader) -> Interface:
+    return interface(specialise(shader))
 
 
 # ---- kernels as text ----
@@ -162,7 +169,7 @@ def test_plans_fit_their_kernels(problem: ConvProblem) -> None:
         assert plan.passes
         sizes = {"workspace": plan.workspace, "prepared": plan.prepared, "tables": len(plan.tables)}
         for step in passes(plan):
-            face = interface(specialise(step.shader))
+            face = face_of(step.shader)
             assert set(face.bindings) == {name for name, _ in step.bindings}
             assert len(pack_params(step, face.params)) == 4 * len(face.params)
             assert face.shared_bytes <= HOPPER.limits.max_workgroup_storage
