@@ -84,6 +84,18 @@ def test_a_comparison_backwards_says_the_opposite(one: list[float], other: list[
     assert not told_apart(a, a)
 
 
+def test_one_lucky_sample_makes_no_tie() -> None:
+    assert told_apart(side("direct", 1.0, 1.2, 1.3), side("direct", 0.9, 4.0, 4.0))
+    assert not told_apart(side("direct", 1.0, 1.2, 1.3), side("direct", 0.9, 2.0, 2.0))
+
+
+def test_a_software_driver_is_a_warning() -> None:
+    found = sample_run()
+    software = replace(found, devices=tuple(replace(d, software=True) for d in found.devices))
+    assert not any("software driver" in each for each in compare(found, found).warnings)
+    assert any("software driver" in each for each in compare(found, software).warnings)
+
+
 def test_a_run_does_not_differ_from_itself() -> None:
     found = compare(sample_run(), sample_run())
     assert {each.verdict for each in found.sides} == {"same"}

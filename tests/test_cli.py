@@ -531,6 +531,8 @@ def test_demo_writes_a_picture_and_compares(folder: Path, monkeypatch: pytest.Mo
         (f"bench '{TINY}' -d wgpu:99", "no device 'wgpu:99'"),
         ("bench --onnx absent.onnx", "absent.onnx"),
         ("bench report absent.json", "there is no result file absent.json"),
+        ("bench report absent.json -o page.pdf", "a page's name ends in .html, got page.pdf"),
+        ("bench model.onnx", "model.onnx is a model, not a list of problems; give it as --onnx"),
         (f"bench '{TINY}' --layout nwhc", "'nchw' or 'nhwc', got 'nwhc'"),
         (f"explain '{TINY}' -a col2im", "does not apply"),
         (f"explain '{TINY}' -d wgpu:99", "no device 'wgpu:99'"),
@@ -569,7 +571,14 @@ def test_an_error_is_one_sentence(arguments: str, expected: str, folder: Path) -
 
 @pytest.mark.parametrize(
     "arguments",
-    [["walk"], ["bench"], ["tune"], ["explain", TINY, "--tune", "maybe"], ["run", "x.npy"]],
+    [
+        ["walk"],
+        ["bench"],
+        ["bench", "--json", "report", "x.json"],
+        ["tune"],
+        ["explain", TINY, "--tune", "maybe"],
+        ["run", "x.npy"],
+    ],
 )
 def test_wrong_usage_has_status_two(arguments: list[str]) -> None:
     done = invoke(*arguments, status=2)

@@ -25,7 +25,7 @@ from wgpuconv.plan import Config
 from wgpuconv.tuning import roofline
 from wgpuconv.tuning import speeds as speeds_module
 from wgpuconv.tuning.speeds import cores_of, device_key, with_speeds
-from wgpuconv.tuning.store import Speeds, Store
+from wgpuconv.tuning.store import FILE_NAME, Speeds, Store
 
 BANDWIDTH, RATE, CORES = 4e12, 60e12, 128
 FEW_CORES = Facts(cores=2)  # for which the probes' arrays are small
@@ -307,7 +307,7 @@ def test_devices_and_explain_show_what_was_measured(
     assert "B/s (guessed)" in text
     assert "FLOP/s (guessed)" in text
 
-    Store(tmp_path / "tuning.sqlite3").put_speeds(Speeds(key, BANDWIDTH, RATE, DATE))
+    Store(tmp_path / FILE_NAME).put_speeds(Speeds(key, BANDWIDTH, RATE, DATE))
     monkeypatch.setattr("wgpuconv.device._shared", {})
     row = next(r for r in json.loads(invoke("devices", "--json")) if r["default"])
     assert (row["bandwidth"], row["fma_rate"]) == (BANDWIDTH, RATE)

@@ -172,7 +172,7 @@ def test_the_cache_folder_comes_from_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WGPUCONV_CACHE_DIR", str(tmp_path))
-    assert default_path() == tmp_path / "tuning.sqlite3"
+    assert default_path() == tmp_path / "tuning-2.sqlite3"
     monkeypatch.delenv("WGPUCONV_CACHE_DIR")
     assert default_path().parent.name == "wgpuconv"
 

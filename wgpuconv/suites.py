@@ -56,6 +56,8 @@ def load_suite(name: str) -> list[Entry]:
             raise ProblemError(
                 f"no suite or file is named {name!r}; the suites are {', '.join(suite_names())}"
             )
+    if path.suffix == ".onnx":
+        raise ProblemError(f"{name} is a model, not a list of problems; give it as --onnx {name}")
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

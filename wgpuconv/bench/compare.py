@@ -237,6 +237,11 @@ def _warnings(before: Run, after: Run) -> tuple[str, ...]:
             tell(f"the device of {peer.name}", old_peer.device, peer.device)
             tell(f"the versions of {peer.name}", _words(old_peer.versions), _words(peer.versions))
     tell("the method", before.method, after.method)
+    if any(device.software for device in (*before.devices, *after.devices)):
+        found.append(
+            "a software driver took part: its times differ between runs of the same code by far "
+            "more than between samples"
+        )
     return tuple(found)
 
 

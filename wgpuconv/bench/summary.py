@@ -16,15 +16,21 @@ from typing import Any
 from ..problem import ConvProblem
 from .result import DeviceFacts, ProblemResult, Run, Side, geometric_mean
 
+FAR_APART = 2.0
+"""Medians that differ by more than that many times are told apart, whatever the samples."""
+
 
 def told_apart(one: Side, other: Side) -> bool:
     """Whether the samples tell which of two timed sides is faster.
 
     They do not where the ranges from minimum to median overlap: samples above the median are
-    left out, since a disturbance can only make a run longer.
+    left out, since a disturbance can only make a run longer. One lucky sample makes no tie of
+    medians that are far apart.
     """
     assert one.seconds is not None
     assert other.seconds is not None
+    if max(one.seconds, other.seconds) > FAR_APART * min(one.seconds, other.seconds):
+        return True
     return min(other.samples) > one.seconds or min(one.samples) > other.seconds
 
 

@@ -407,6 +407,9 @@ def _summary(run: Run) -> None:
         out.print(sentence)
     if any(result.count > 1 for result in run.results):
         note("The total counts each layer as often as the network has it.")
+    if run.peers and all(peer.absent for peer in run.peers):
+        note("No other library took part; --peers all says what to install.")
+    note("us: device time of one run. --help explains the rest; a wider terminal shows it all.")
 
 
 def _choices(run: Run) -> Iterator[str]:

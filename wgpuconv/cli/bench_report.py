@@ -11,6 +11,7 @@ from rich.text import Text
 from ..bench.compare import Comparison, Difference, by_change, compare, percent
 from ..bench.report import page
 from ..bench.result import load
+from ..errors import BenchError
 from .options import JsonOption
 from .output import check_folder, complain, emit_json, micro, note, out, show, table, warn
 
@@ -51,6 +52,8 @@ def report_command(
     """
     if page_file is None and plots is None:
         page_file = Path("report.html")
+    if page_file is not None and page_file.suffix.lower() not in (".html", ".htm"):
+        raise BenchError(f"a page's name ends in .html, got {page_file}; --plots makes pictures")
     check_folder(page_file)
     check_folder(plots)
     runs = [(path.name, load(path)) for path in results]

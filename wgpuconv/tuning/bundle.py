@@ -51,7 +51,7 @@ def read_bundle(path: str | os.PathLike[str]) -> Bundle:
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise StoreError(
             f'{path} is no tuning bundle: it lacks "format": "{FORMAT}"; '
-            "make one with export_bundle"
+            "make one with 'wgpuconv cache export'"
         )
     if data.get("version") != VERSION:
         raise StoreError(

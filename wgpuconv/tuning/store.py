@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     import sqlite3
 
 ENV_CACHE_DIR = "WGPUCONV_CACHE_DIR"
-FILE_NAME = "tuning.sqlite3"
+FILE_NAME = "tuning-2.sqlite3"
+"""With the schema's version, so that a newer one leaves an older cache alone and starts afresh."""
 IN_MEMORY = ":memory:"
 BUSY_SECONDS = 5.0
 """How long to wait for another process's write, which takes milliseconds."""

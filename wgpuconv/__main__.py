@@ -1,0 +1,5 @@
+"""``python -m wgpuconv`` is the command ``wgpuconv``."""
+
+from .cli import main
+
+main()
