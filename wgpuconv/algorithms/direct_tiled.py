@@ -47,9 +47,9 @@ class DirectTiled(Algorithm):
     def configs(self, problem: ConvProblem, facts: Facts) -> list[Config]:
         p = problem
         most = min(facts.limits.max_invocations, facts.limits.max_workgroup_size)
-        pairs, blocks, sizes = PAIRS, BLOCKS, (128, 256)
-        if facts.software:
-            pairs, blocks, sizes = SOFTWARE_PAIRS, SOFTWARE_BLOCKS, (64,)
+        software = facts.software
+        pairs = SOFTWARE_PAIRS if software else PAIRS
+        blocks = SOFTWARE_BLOCKS if software else BLOCKS
         return [
             {
                 "filters": filters,
@@ -57,7 +57,7 @@ class DirectTiled(Algorithm):
                 "rows": rows,
                 "pairs": paired,
                 "workgroup": min(size, most),
-                "unroll": not facts.software,  # CPU drivers take seconds to compile long kernels
+                "unroll": not software,  # CPU drivers take seconds to compile long kernels
             }
             for paired, each in ((True, pairs if in_pairs(p) else ()), (False, blocks))
             for filters, columns, rows in each
@@ -65,7 +65,7 @@ class DirectTiled(Algorithm):
             and rows < 2 * p.out_h
             and 4 * filters * p.r * p.s <= _staged_bytes(facts)
             and rows_share(p, rows)
-            for size in sizes
+            for size in ((64,) if software else (128, 256))
         ]
 
     def refuse(self, problem: ConvProblem, facts: Facts) -> str | None:
