@@ -20,10 +20,16 @@ from .base import (
     strides,
 )
 
-BLOCKS = ((16, 4, 1), (16, 2, 2), (16, 2, 1), (16, 1, 2), (8, 2, 2), (32, 2, 1), (4, 4, 1))
+Blocks = tuple[tuple[int, int, int], ...]
+
+BLOCKS: Blocks = ((16, 4, 1), (16, 2, 2), (16, 2, 1), (16, 1, 2), (8, 2, 2), (32, 2, 1), (4, 4, 1))
 """Filters, columns and rows of an invocation: as many of each as registers hold."""
-PAIRS = ((16, 2, 2), (16, 2, 1), (8, 2, 4), (8, 2, 2), (32, 2, 1), (4, 2, 2))
+PAIRS: Blocks = ((16, 2, 2), (16, 2, 1), (8, 2, 4), (8, 2, 2), (32, 2, 1), (4, 2, 2))
 """The same where neighbouring columns are read and written two at a time."""
+SOFTWARE_BLOCKS: Blocks = ((4, 2, 1),)
+SOFTWARE_PAIRS: Blocks = ((4, 2, 2),)
+SOFTWARE_TAPS = 25
+"""Small blocks and few taps for CPU drivers: they write out whatever has constant bounds."""
 MOST_WRITTEN = 1200
 """Multiply-adds up to which the rows of a channel are written out: more leave the code cache."""
 STAGED_BYTES = 16384
@@ -41,30 +47,36 @@ class DirectTiled(Algorithm):
     def configs(self, problem: ConvProblem, facts: Facts) -> list[Config]:
         p = problem
         most = min(facts.limits.max_invocations, facts.limits.max_workgroup_size)
-        sizes = (64,) if facts.software else (128, 256)
+        software = facts.software
+        pairs = SOFTWARE_PAIRS if software else PAIRS
+        blocks = SOFTWARE_BLOCKS if software else BLOCKS
         return [
             {
                 "filters": filters,
                 "columns": columns,
                 "rows": rows,
-                "pairs": pairs,
+                "pairs": paired,
                 "workgroup": min(size, most),
-                "unroll": not facts.software,  # CPU drivers take seconds to compile long kernels
+                "unroll": not software,  # CPU drivers take seconds to compile long kernels
             }
-            for pairs, blocks in ((True, PAIRS if in_pairs(p) else ()), (False, BLOCKS))
-            for filters, columns, rows in blocks
-            if (filters == 4 or not facts.software)
-            and filters < 2 * max(p.k_group, 4)
+            for paired, each in ((True, pairs if in_pairs(p) else ()), (False, blocks))
+            for filters, columns, rows in each
+            if filters < 2 * max(p.k_group, 4)
             and rows < 2 * p.out_h
             and 4 * filters * p.r * p.s <= _staged_bytes(facts)
             and rows_share(p, rows)
-            for size in sizes
+            for size in ((64,) if software else (128, 256))
         ]
 
     def refuse(self, problem: ConvProblem, facts: Facts) -> str | None:
         p, most = problem, _staged_bytes(facts) // 16
         if p.r * p.s > most or p.s > MOST_TAPS_ACROSS:
             return f"needs at most {most} taps, {MOST_TAPS_ACROSS} in a row, got {p.r} x {p.s}"
+        if facts.software and p.r * p.s > SOFTWARE_TAPS:
+            return (
+                f"needs a GPU for more than {SOFTWARE_TAPS} taps, got {p.r} x {p.s}: a CPU driver "
+                "takes seconds to compile them"
+            )
         return None
 
     def lower(

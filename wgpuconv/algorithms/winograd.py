@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 from ..bilinear import ALPHAS, Bilinear, Matrix, cook_toom
 from ..errors import AlgorithmRefusedError
-from ..facts import Facts
-from ..plan import Config, Pass, Plan, Region, Shader, Tables, align, ceil_div, grid_1d
+from ..facts import Facts, Limits
+from ..plan import Config, Constant, Pass, Plan, Region, Shader, Tables, align, ceil_div, grid_1d
 from ..problem import Activation, ConvProblem
 from .base import Algorithm, activation_params, bias_region, params, strides
 from .tiles import (
@@ -91,154 +91,21 @@ class Winograd(Algorithm):
     def lower(
         self, problem: ConvProblem, config: Config, facts: Facts, workspace_limit: int
     ) -> Plan:
-        p, limits, tile = problem, facts.limits, tile_of(config)
-        alpha = int(config["alpha"])
-        grid, (down, across) = _Grid.of(p, alpha), _transforms(p, alpha)
-        rows, points = _channels(p), alpha * alpha
-        products = points * p.groups
-        size = 4 * packed_elements(tile, p.k_group, rows, products)
-        packed = Region("prepared", 0, size)
-        # Of NHWC the matrices are tiles by channels, and tiles by filters; these come in fours.
-        last = p.layout == "NHWC"
-        channels, filters = (align(rows, 4), align(p.k_group, 4)) if last else (rows, p.k_group)
-        tables = Tables(limits)
-        bias, no_bias = bias_region(p, tables), tables.add(bytes(4 * filters))
-        x = strides(p)
-        tiling = {"image_tiles": grid.height * grid.width, "row_tiles": grid.width}
-        phases = {"stride_h": p.stride[0], "stride_w": p.stride[1]}
-        sizes = {"ALPHA_H": alpha, "ALPHA_W": alpha, "WORKGROUP": WORKGROUP}
-
-        prepare = Pass(
-            Shader.of(
-                "winograd_weight",
-                p.dtype,
-                **sizes,
-                TILE_M=tile.m,
-                TAPS_H=down.taps,
-                TAPS_W=across.taps,
-                G_H=_flat(down.g),
-                G_W=_flat(across.g),
-            ),
-            params(
-                m=p.k_group,
-                m_tiles=ceil_div(p.k_group, tile.m),
-                c_group=p.c_group,
-                k_padded=ceil_div(rows, tile.k) * tile.k,
-                groups=p.groups,
-                r=p.r,
-                s=p.s,
-                **phases,
-            ),
-            (("weight", Region("weight")), ("packed", packed)),
-            grid_1d(ceil_div(size // (4 * points), WORKGROUP), limits),
-        )
-        passes: list[Pass] = []
-        workspace = product_size = 0
-        budget = min(workspace_limit, limits.max_binding, limits.max_buffer)
-        for first, count in _parts(grid.tiles, 4 * products * (channels + filters), budget):
-            tiles = count if last else align(count, 4)
-            part = {"tiles": count, "first_tile": first, **tiling}
-            transformed = Region("workspace", 0, 4 * products * channels * tiles)
-            product = Region("product", 0, 4 * products * filters * tiles)
-            workspace = max(workspace, 4 * products * channels * tiles)
-            product_size = max(product_size, 4 * products * filters * tiles)
-            blocks = ceil_div(count, WORKGROUP)
-            passes += [
-                Pass(
-                    Shader.of(
-                        "winograd_input",
-                        p.dtype,
-                        **sizes,
-                        OUT_H=down.out,
-                        OUT_W=across.out,
-                        CHANNELS_LAST=last,
-                        BT_H=_flat(down.bt),
-                        BT_W=_flat(across.bt),
-                    ),
-                    params(
-                        **part,
-                        pitch=channels if last else tiles,
-                        channels=p.c,
-                        c_group=p.c_group,
-                        h=p.h,
-                        w=p.w,
-                        **phases,
-                        pad_top=p.padding[0],
-                        pad_left=p.padding[2],
-                        x_n=x.x_n,
-                        x_c=x.x_c,
-                        x_h=x.x_h,
-                        x_w=x.x_w,
-                    ),
-                    (("x", Region("input")), ("transformed", transformed)),
-                    grid_1d(
-                        ceil_div(count * p.groups * channels, WORKGROUP)
-                        if last
-                        else blocks * p.groups * rows,
-                        limits,
-                    ),
-                ),
-                gemm_pass(
-                    config,
-                    limits,
-                    (
-                        ("b", transformed),
-                        ("packed", packed),
-                        ("bias", no_bias),
-                        ("y", product),
-                    ),
-                    activation=Activation(),
-                    dtype="f32",
-                    b_dtype="f32",
-                    y_dtype="f32",
-                    groups=products,
-                    images=1,
-                    image_pixels=tiles,
-                    m=filters,
-                    reduction=channels,
-                    b=(0, channels * tiles, 0, *((1, channels) if last else (tiles, 1))),
-                    y=(0, filters * tiles, 0, *((1, filters) if last else (tiles, 1))),
-                    one_bias=True,
-                ),
-                Pass(
-                    Shader.of(
-                        "winograd_output_nhwc" if last else "winograd_output",
-                        p.dtype,
-                        p.activation,
-                        **sizes,
-                        OUT_H=down.out,
-                        OUT_W=across.out,
-                        A_H=_flat(down.a),
-                        A_W=_flat(across.a),
-                    ),
-                    params(
-                        **part,
-                        **({} if last else {"y_k": x.y_k}),
-                        pitch=filters if last else tiles,
-                        filters=p.k,
-                        k_group=p.k_group,
-                        out_h=p.out_h,
-                        out_w=p.out_w,
-                        y_n=x.y_n,
-                        y_h=x.y_h,
-                        y_w=x.y_w,
-                        **activation_params(p),
-                    ),
-                    (("product", product), ("bias", bias), ("y", Region("out"))),
-                    grid_1d(ceil_div(count * p.k, WORKGROUP) if last else blocks * p.k, limits),
-                ),
-            ]
+        passes = _Passes(problem, config, facts.limits)
+        limit = min(workspace_limit, facts.limits.max_binding, facts.limits.max_buffer)
+        parts = list(_parts(passes.grid.tiles, passes.bytes_per_tile, limit))
+        most = passes.padded(max(count for _, count in parts))
         return Plan(
-            p,
+            problem,
             self.name,
             config,
-            tuple(passes),
-            prepare=(prepare,),
-            workspace=workspace,
-            prepared=size,
-            staged=(("product", product_size),),
-            tables=tables.blob(),
-            bilinear=(down, across),
+            tuple(step for part in parts for step in passes.part(*part)),
+            prepare=(passes.weight(),),
+            workspace=passes.transformed(most),
+            prepared=passes.packed_bytes,
+            staged=(("product", passes.product(most)),),
+            tables=passes.tables.blob(),
+            bilinear=passes.transforms,
         )
 
     def cost(self, problem: ConvProblem, config: Config, facts: Facts) -> float:
@@ -257,6 +124,177 @@ class Winograd(Algorithm):
         # Each transformed value is written, and read again.
         traffic = 2 * per_tile * grid.tiles + 2 * weight + p.input_bytes + p.out_bytes
         return gemm + traffic / facts.bandwidth + (1 + 3 * parts) * facts.launch
+
+
+class _Passes:
+    """The passes of one problem with one configuration, and the sizes of what they exchange."""
+
+    def __init__(self, problem: ConvProblem, config: Config, limits: Limits) -> None:
+        p, self.tile = problem, tile_of(config)
+        self.problem, self.config, self.limits = problem, config, limits
+        self.alpha = int(config["alpha"])
+        self.grid, self.transforms = _Grid.of(p, self.alpha), _transforms(p, self.alpha)
+        self.products = self.alpha * self.alpha * p.groups
+        self.rows = _channels(p)
+        # Of NHWC the matrices are tiles by channels, and tiles by filters; these come in fours.
+        self.last = p.layout == "NHWC"
+        self.channels = align(self.rows, 4) if self.last else self.rows
+        self.filters = align(p.k_group, 4) if self.last else p.k_group
+        self.packed_bytes = 4 * packed_elements(self.tile, p.k_group, self.rows, self.products)
+        self.packed = Region("prepared", 0, self.packed_bytes)
+        self.tables = Tables(limits)
+        self.bias = bias_region(p, self.tables)
+        self.no_bias = self.tables.add(bytes(4 * self.filters))
+
+    @property
+    def bytes_per_tile(self) -> int:
+        return self.transformed(1) + self.product(1)
+
+    def padded(self, tiles: int) -> int:
+        """From one channel's tiles to the next's; NHWC has channels next to each other."""
+        return tiles if self.last else align(tiles, 4)
+
+    def transformed(self, tiles: int) -> int:
+        """Bytes of that many transformed tiles of the input."""
+        return 4 * self.products * self.channels * tiles
+
+    def product(self, tiles: int) -> int:
+        """Bytes of the products of that many tiles."""
+        return 4 * self.products * self.filters * tiles
+
+    def weight(self) -> Pass:
+        p, (down, across) = self.problem, self.transforms
+        points = self.alpha * self.alpha
+        return Pass(
+            self._shader(
+                "winograd_weight",
+                TILE_M=self.tile.m,
+                TAPS_H=down.taps,
+                TAPS_W=across.taps,
+                G_H=_flat(down.g),
+                G_W=_flat(across.g),
+            ),
+            params(
+                m=p.k_group,
+                m_tiles=ceil_div(p.k_group, self.tile.m),
+                c_group=p.c_group,
+                k_padded=ceil_div(self.rows, self.tile.k) * self.tile.k,
+                groups=p.groups,
+                r=p.r,
+                s=p.s,
+                stride_h=p.stride[0],
+                stride_w=p.stride[1],
+            ),
+            (("weight", Region("weight")), ("packed", self.packed)),
+            grid_1d(ceil_div(self.packed_bytes // (4 * points), WORKGROUP), self.limits),
+        )
+
+    def part(self, first: int, count: int) -> tuple[Pass, Pass, Pass]:
+        """Those that compute so many tiles of the output."""
+        tiles = self.padded(count)
+        transformed = Region("workspace", 0, self.transformed(tiles))
+        product = Region("product", 0, self.product(tiles))
+        part = {
+            "tiles": count,
+            "first_tile": first,
+            "image_tiles": self.grid.height * self.grid.width,
+            "row_tiles": self.grid.width,
+        }
+        return (
+            self._input(part, tiles, transformed),
+            self._product(tiles, transformed, product),
+            self._output(part, tiles, product),
+        )
+
+    def _input(self, part: dict[str, int], tiles: int, transformed: Region) -> Pass:
+        p, x, (down, across) = self.problem, strides(self.problem), self.transforms
+        if self.last:
+            workgroups = ceil_div(part["tiles"] * p.groups * self.channels, WORKGROUP)
+        else:
+            workgroups = ceil_div(part["tiles"], WORKGROUP) * p.groups * self.rows
+        return Pass(
+            self._shader(
+                "winograd_input",
+                OUT_H=down.out,
+                OUT_W=across.out,
+                CHANNELS_LAST=self.last,
+                BT_H=_flat(down.bt),
+                BT_W=_flat(across.bt),
+            ),
+            params(
+                **part,
+                pitch=self.channels if self.last else tiles,
+                channels=p.c,
+                c_group=p.c_group,
+                h=p.h,
+                w=p.w,
+                stride_h=p.stride[0],
+                stride_w=p.stride[1],
+                pad_top=p.padding[0],
+                pad_left=p.padding[2],
+                x_n=x.x_n,
+                x_c=x.x_c,
+                x_h=x.x_h,
+                x_w=x.x_w,
+            ),
+            (("x", Region("input")), ("transformed", transformed)),
+            grid_1d(workgroups, self.limits),
+        )
+
+    def _product(self, tiles: int, transformed: Region, product: Region) -> Pass:
+        channels, filters = self.channels, self.filters
+        return gemm_pass(
+            self.config,
+            self.limits,
+            (("b", transformed), ("packed", self.packed), ("bias", self.no_bias), ("y", product)),
+            activation=Activation(),
+            dtype="f32",
+            b_dtype="f32",
+            y_dtype="f32",
+            groups=self.products,
+            images=1,
+            image_pixels=tiles,
+            m=filters,
+            reduction=channels,
+            b=(0, channels * tiles, 0, *((1, channels) if self.last else (tiles, 1))),
+            y=(0, filters * tiles, 0, *((1, filters) if self.last else (tiles, 1))),
+            one_bias=True,
+        )
+
+    def _output(self, part: dict[str, int], tiles: int, product: Region) -> Pass:
+        p, y, (down, across) = self.problem, strides(self.problem), self.transforms
+        if self.last:
+            workgroups = ceil_div(part["tiles"] * p.k, WORKGROUP)
+        else:
+            workgroups = ceil_div(part["tiles"], WORKGROUP) * p.k
+        return Pass(
+            self._shader(
+                "winograd_output_nhwc" if self.last else "winograd_output",
+                OUT_H=down.out,
+                OUT_W=across.out,
+                A_H=_flat(down.a),
+                A_W=_flat(across.a),
+            ).ending_with(p.activation),
+            params(
+                **part,
+                **({} if self.last else {"y_k": y.y_k}),
+                pitch=self.filters if self.last else tiles,
+                filters=p.k,
+                k_group=p.k_group,
+                out_h=p.out_h,
+                out_w=p.out_w,
+                y_n=y.y_n,
+                y_h=y.y_h,
+                y_w=y.y_w,
+                **activation_params(p),
+            ),
+            (("product", product), ("bias", self.bias), ("y", Region("out"))),
+            grid_1d(workgroups, self.limits),
+        )
+
+    def _shader(self, file: str, **constants: Constant) -> Shader:
+        sizes = {"ALPHA_H": self.alpha, "ALPHA_W": self.alpha, "WORKGROUP": WORKGROUP}
+        return Shader.of(file, self.problem.dtype, **sizes, **constants)
 
 
 class _Grid(NamedTuple):

@@ -65,8 +65,9 @@ class Implausible(Exception):
 
 
 def measure(machine: Any, tell: Callable[[int, int], None] = lambda done, total: None) -> Roofline:
-    """Takes about a second on a GPU. ``machine`` is a backend that runs WGSL; ``tell`` hears how
-    many of how many rates are measured. Raises DeviceLostError and ForkedProcessError."""
+    """Keeps a GPU busy for a spin-up and a few samples. ``machine`` is a backend that runs WGSL;
+    ``tell`` hears how many of how many rates are measured. Raises DeviceLostError and
+    ForkedProcessError."""
     found: dict[str, float | None] = {}
     notes: list[str] = []
     # The multiply-adds come first, since they bring up the clock.

@@ -51,8 +51,8 @@ def cores_of(fma_rate: float) -> int:
     ===================== ===== ===== =====
 
     (AMD's counts two multiply-adds a lane; where a compiler does not pair them, the guess is 68.)
-    What is measured is less than the peak: 59.3 to 59.7 on an H200. Five binary digits are kept,
-    so that 128 follows from both: candidates depend on it, and stored winners on candidates.
+    What is measured is less than the peak: 59.3 on an H200. Five binary digits are kept, so that
+    noise changes nothing: candidates depend on it, and stored winners on candidates.
     """
     cores = max(1.0, fma_rate / (2 * LANES * CLOCK))
     step = 2.0 ** max(0, math.floor(math.log2(cores)) - 4)
@@ -71,7 +71,7 @@ def with_speeds(facts: Facts, speeds: Speeds | None) -> Facts:
 
 
 def measure(machine: Any, tell: Callable[[int, int], None], date: str) -> Speeds:
-    """Takes about a second, and what the driver takes to compile two kernels. What fails is a
+    """Takes as long as the clock needs to rise, and two kernels to compile. What fails is a
     TuningWarning, and its guess remains."""
     found = roofline.measure(machine, tell)
     machine.trim()  # few tensors are as large as the arrays of the copy
