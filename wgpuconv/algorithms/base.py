@@ -117,6 +117,15 @@ def rows_share(problem: ConvProblem, rows: int) -> bool:
     return rows == 1 or (p.dilation[0] == 1 and p.stride[0] <= p.r)
 
 
+def loads_per_product(problem: ConvProblem, rows: int, pairs: bool) -> float:
+    """Loads of the input a multiply-add of one filter, where so many output rows, and two columns
+    with ``pairs``, share what they load."""
+    p = problem
+    rows_in = (rows - 1) * p.stride[0] + p.r
+    columns = ceil_div(p.padding[2] % 2 + p.stride[1] + p.s, 2) / (2 * p.s) if pairs else 1
+    return rows_in * columns / (rows * p.r)
+
+
 def pair_params(problem: ConvProblem) -> dict[str, int]:
     """Widths, left padding and strides of tensors that are read and written in pairs."""
     p, x = problem, strides(problem)

@@ -11,6 +11,7 @@ from .base import (
     bias_region,
     check_pairs,
     in_pairs,
+    loads_per_product,
     pair_params,
     params,
     roofline,
@@ -129,9 +130,13 @@ class Depthwise(Algorithm):
         return Plan(p, self.name, config, (step,), tables=tables.blob())
 
     def cost(self, problem: ConvProblem, config: Config, facts: Facts) -> float:
-        # Fewer loads an output, and fewer invocations to hide their latency.
-        better = {1: 0.2, 2: 0.25, 4: 0.28}[int(config["rows"])] * (1.2 if config["pairs"] else 1)
-        return roofline(problem, facts, efficiency=better)
+        # A load, with its address and bounds, costs as much as 14 multiply-adds and more where few
+        # taps share the rest of the work (fitted on an H200); rows wait one for the other.
+        p, rows = problem, int(config["rows"])
+        rows_in = (rows - 1) * p.stride[0] + p.r
+        loads = loads_per_product(p, rows, bool(config["pairs"]))
+        efficiency = 1 / (1.5 + (14 + 90 / (p.r * p.s)) * loads)
+        return roofline(p, facts, efficiency=efficiency, span=rows_in * facts.latency)
 
 
 def _by_quads(p: ConvProblem) -> bool:

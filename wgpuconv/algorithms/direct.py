@@ -75,9 +75,12 @@ class Direct(Algorithm):
 
     def cost(self, problem: ConvProblem, config: Config, facts: Facts) -> float:
         filters = int(config["filters"])
-        # Each multiply-add loads a weight, and a share of an input element.
-        efficiency = 0.2 * filters / (filters + 4)
+        # Each multiply-add loads a weight, and a share of an input element and of its address
+        # (fitted on an H200).
+        taps = problem.r * problem.s
+        efficiency = 1 / (5 + (20 + 48 / taps) / filters)
         waste = ceil_div(problem.k_group, filters) * filters / problem.k_group
-        span = problem.reduction * (facts.latency + 8 * filters * facts.cycle)
+        waits = problem.reduction + problem.c_group  # a channel's taps are loaded together
+        span = waits * facts.latency + problem.reduction * 8 * filters * facts.cycle
         sums = roofline(problem, facts, efficiency=efficiency, waste=waste, span=span)
         return sums + problem.out_bytes / facts.bandwidth  # stored when all sums are done

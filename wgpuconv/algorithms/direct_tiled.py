@@ -13,6 +13,7 @@ from .base import (
     bias_region,
     check_pairs,
     in_pairs,
+    loads_per_product,
     pair_params,
     params,
     roofline,
@@ -158,16 +159,15 @@ class DirectTiled(Algorithm):
         # A multiply-add takes a share of an input element, which rows and pairs share too, and of
         # a quad of weights; a load costs as much as nine multiply-adds, most of it addresses and
         # bounds (fitted on an H200).
-        rows_in = (block.rows - 1) * p.stride[0] + p.r
-        inputs = rows_in / (block.rows * p.r * block.filters)
-        if config["pairs"]:
-            inputs *= ceil_div(p.padding[2] % 2 + p.stride[1] + p.s, 2) / (2 * p.s)
+        inputs = loads_per_product(p, block.rows, bool(config["pairs"])) / block.filters
         efficiency = 1 / (1.15 + 9 * inputs + 2 / (4 * block.columns))
         columns = p.n * ceil_div(p.out_h, block.rows) * p.out_w
         outputs = ceil_div(p.k_group, block.filters) * block.filters * columns * block.rows
-        # Rows that are written out are loaded together, others one after the other.
+        # Rows that are written out are loaded together, others one after the other; staging the
+        # first weights takes as long as some more.
+        rows_in = (block.rows - 1) * p.stride[0] + p.r
         waits = p.c_group * (1 if p.r * p.s * block.outputs <= MOST_WRITTEN else rows_in)
-        span = waits * facts.latency + p.reduction * block.outputs * facts.cycle
+        span = (waits + 8) * facts.latency + p.reduction * block.outputs * facts.cycle
         work = roofline(
             p,
             facts,

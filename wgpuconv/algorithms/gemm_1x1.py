@@ -105,12 +105,17 @@ class Gemm1x1(Algorithm):
         p, tile = problem, tile_of(config)
         pixels = p.n * p.h * p.w
         workgroups = ceil_div(p.k_group, tile.m) * p.groups * ceil_div(pixels, tile.p)
-        return roofline(
+        steps = ceil_div(p.c_group, tile.k)
+        packed = packed_elements(tile, p.k_group, p.c_group, p.groups) * p.itemsize
+        gemm = roofline(
             p,
             facts,
-            efficiency=1.05 * tile_efficiency(tile),  # no table of taps to read
+            # No table of taps to read; filling and draining the pipeline takes a step.
+            efficiency=1.05 * tile_efficiency(tile) * steps / (steps + 1),
             waste=tile_waste(tile, p.k_group, pixels),
             workgroups=workgroups,
-            span=tile_span(tile, ceil_div(p.c_group, tile.k), workgroups, facts),
+            span=tile_span(tile, steps, workgroups, facts),
             dispatches=2,
         )
+        # Packing comes before the sums, and storing after them, as in implicit_gemm.
+        return gemm + (4 * packed + p.out_bytes) / facts.bandwidth

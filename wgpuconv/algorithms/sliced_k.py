@@ -146,13 +146,16 @@ class SlicedK(Algorithm):
         # Beginning, adding the slices up and storing cost as much as 128 products.
         summed = ceil_div(p.reduction, tile.k) * tile.k + 128
         step = 4 * facts.latency + SLICE_K * tile.tm * tile.tp * facts.cycle
-        return roofline(
+        work = roofline(
             p,
             facts,
             efficiency=0.4,
             waste=m_tiles * tile.m * p_tiles * tile.p / (p.k_group * pixels) * summed / p.reduction,
             span=rounds * (ceil_div(p.reduction, tile.k) + 2) * step,
         )
+        # What small tiles load again and again comes from a cache, twice as fast as memory.
+        loaded = workgroups * (tile.m + tile.p) * p.reduction * p.itemsize
+        return work + 0.5 * loaded / facts.bandwidth
 
 
 def _slices(config: Config) -> Slices:
