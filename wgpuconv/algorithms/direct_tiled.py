@@ -43,7 +43,7 @@ class DirectTiled(Algorithm):
     name = "direct_tiled"
     summary = "pixels by filters in registers, weights in workgroup memory; for few channels"
     ops = ("conv2d",)
-    shaders = ("direct_tiled", "direct_pairs")
+    shaders = ("direct_tiled", "direct_pairs", "direct_nhwc")
 
     def configs(self, problem: ConvProblem, facts: Facts) -> list[Config]:
         p = problem
@@ -107,11 +107,20 @@ class DirectTiled(Algorithm):
             "out_h": p.out_h,
             "h": p.h,
             "c_group": p.c_group,
-            "k_group": p.k_group,
             "groups": p.groups,
             "stage_channels": staged,
             "pad_top": p.padding[0],
             **activation_params(p),
+        }
+        across = {
+            "columns": p.n * columns,
+            "image_columns": columns,
+            "out_w": p.out_w,
+            "w": p.w,
+            "stride_w": p.stride[1],
+            "pad_left": p.padding[2],
+            "dilation_h": p.dilation[0],
+            "dilation_w": p.dilation[1],
         }
         if config["pairs"]:
             shader = Shader.of(
@@ -123,24 +132,20 @@ class DirectTiled(Algorithm):
                 SHIFT=p.padding[2] % 2,
             )
             values = params(
-                **sizes, columns=p.n * columns // 2, image_columns=columns // 2, **pair_params(p)
+                **sizes,
+                k_group=p.k_group,
+                columns=p.n * columns // 2,
+                image_columns=columns // 2,
+                **pair_params(p),
             )
+        elif p.layout == "NHWC" and p.k_group % 4 == 0:
+            shader = Shader.of("direct_nhwc", p.dtype, p.activation, **shared, PIXELS=block.columns)
+            values = params(**sizes, **across, quads_group=p.k_group // 4)
         else:
             shader = Shader.of(
                 "direct_tiled", p.dtype, p.activation, **shared, PIXELS=block.columns
             )
-            values = params(
-                **sizes,
-                columns=p.n * columns,
-                image_columns=columns,
-                out_w=p.out_w,
-                w=p.w,
-                stride_w=p.stride[1],
-                pad_left=p.padding[2],
-                dilation_h=p.dilation[0],
-                dilation_w=p.dilation[1],
-                **x._asdict(),
-            )
+            values = params(**sizes, **across, k_group=p.k_group, **x._asdict())
         step = Pass(
             shader,
             values,
@@ -160,6 +165,8 @@ class DirectTiled(Algorithm):
         # a quad of weights; a load costs as much as nine multiply-adds, most of it addresses and
         # bounds (fitted on an H200).
         inputs = loads_per_product(p, block.rows, bool(config["pairs"])) / block.filters
+        if p.layout == "NHWC":  # neighbours lie a pixel's channels apart: more cache lines a load
+            inputs *= min(max(p.c / 4, 1), 4)
         efficiency = 1 / (1.15 + 9 * inputs + 2 / (4 * block.columns))
         columns = p.n * ceil_div(p.out_h, block.rows) * p.out_w
         outputs = ceil_div(p.k_group, block.filters) * block.filters * columns * block.rows
