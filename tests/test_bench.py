@@ -134,6 +134,13 @@ def test_algorithms_can_be_named(device: Device) -> None:
         measure([SMALL], device, algorithms=("cudnn",))
 
 
+def test_the_choice_alone(device: Device) -> None:
+    (found,) = measure([SMALL], device, algorithms=("auto",))
+    sides = [side for side in found.sides if not side.prepared]
+    assert [side.label for side in sides] == [found.choice["wgpu"]]
+    assert sides[0].samples
+
+
 def test_two_devices_side_by_side(device: Device, checked: Device) -> None:
     sides = [OurDevice(each, algorithms=["direct"]) for each in (device, checked)]
     with Session(sides, baseline="wgpu-checked", rounds=2) as session:

@@ -19,14 +19,16 @@ from .accuracy import Judge
 from .result import DeviceFacts, Side
 from .runner import Contender, Offer
 
+AUTO = "auto"
+"""The name of the tuner's choice, beside those of algorithms."""
 FAR_BEHIND = 1.25
 """Times the choice's time; see _far_behind. (A session of its own for each algorithm takes most of
 the time of a run on a cold store.)"""
 
 
 class OurDevice:
-    """A device of ours as a participant of the benchmark, with the algorithms that are named or,
-    where none is, all of them."""
+    """A device of ours as a participant of the benchmark, with the algorithms that are named
+    ('auto': what the tuner takes) or, where none is, all of them."""
 
     ours = True
 
@@ -69,7 +71,7 @@ class OurDevice:
         # Candidates follow from the device's speeds, which the first choice may measure.
         found = self.device.survey(problem)
         refusals = dict(found.refusals)
-        plans = {"auto": choice.plan}
+        plans = {AUTO: choice.plan}
         for name in (algorithm.name for algorithm in self.device.algorithms):
             if name in refusals or name == choice.plan.algorithm or not self._wanted(name):
                 continue
@@ -80,7 +82,7 @@ class OurDevice:
                 refusals[name] = str(error)
         contenders: list[Contender] = []
         for asked, plan in plans.items():
-            if self._wanted(plan.algorithm):
+            if self._wanted(plan.algorithm) or self._wanted(asked):
                 contenders.append(_Ours(self, problem, plan, asked))
                 if plan is choice.plan and plan.prepare:
                     contenders.append(_Prepared(self, problem, plan, asked))

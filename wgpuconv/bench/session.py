@@ -23,7 +23,7 @@ from ..errors import BenchError
 from ..suites import Entry
 from ..tuning.timing import Rules
 from . import runner
-from .ours import OurDevice
+from .ours import AUTO, OurDevice
 from .peer_process import PeerProcess, peer_names
 from .result import DeviceFacts, PeerFacts, ProblemResult, Run
 from .runner import MEASURES, Participant, Step
@@ -68,7 +68,8 @@ class Session:
         }
         for each in devices:
             for name in each.algorithms:
-                find(name, tuple(offered.values()))
+                if name != AUTO:
+                    find(name, tuple(offered.values()))
         self.devices = tuple(devices)
         if baseline is not None and baseline not in names and baseline not in peer_names():
             known = ", ".join([*names, *peer_names()])

@@ -105,7 +105,11 @@ def command(
     problems: ProblemsArgument = None,
     onnx: OnnxOption = None,
     algorithms: Annotated[
-        str | None, typer.Option(metavar="NAMES", help="Only these of ours, with commas between.")
+        str | None,
+        typer.Option(
+            metavar="NAMES",
+            help="Only these of ours, with commas between; auto is what the tuner takes.",
+        ),
     ] = None,
     devices: Annotated[
         list[str] | None,
