@@ -13,7 +13,7 @@ from contract import PLANNED, Runner, lowered, quick_configs, verify
 
 from wgpuconv import Device
 from wgpuconv.algorithms import find
-from wgpuconv.algorithms.winograd import LEAST_CHANNELS, TAPS
+from wgpuconv.algorithms.winograd import LEAST_TERMS, TAPS
 from wgpuconv.bilinear import ALPHAS, Bilinear, cook_toom
 from wgpuconv.errors import AlgorithmRefusedError
 from wgpuconv.facts import WEBGPU_DEFAULTS, Facts
@@ -26,7 +26,7 @@ PAIRS = [
     (out, taps)
     for taps in TAPS
     for out in (alpha + 1 - taps for alpha in ALPHAS)
-    if out in LEAST_CHANNELS
+    if out in LEAST_TERMS
 ]
 
 
@@ -78,7 +78,9 @@ def summed_in_order(p: ConvProblem, x: np.ndarray, w: np.ndarray) -> np.ndarray:
     for c in range(p.c):
         for r in range(p.r):
             for s in range(p.s):
-                pixels = x[:, None, c, r : r + p.out_h, s : s + p.out_w]
+                rows = slice(r, r + p.out_h * p.stride[0], p.stride[0])
+                columns = slice(s, s + p.out_w * p.stride[1], p.stride[1])
+                pixels = x[:, None, c, rows, columns]
                 y += w[None, :, c, r, s, None, None] * pixels
     return y
 
@@ -87,13 +89,23 @@ def offered(p: ConvProblem) -> list[Plan]:
     return [lowered(WINOGRAD, p, config) for config in quick_configs(WINOGRAD, p)]
 
 
-@pytest.mark.parametrize("c", sorted(set(LEAST_CHANNELS.values())))
-@pytest.mark.parametrize(("r", "s"), [(3, 3), (4, 4), (5, 5), (3, 4), (3, 5), (5, 4)])
+KERNELS = [
+    *((r, s, 1) for r, s in [(3, 3), (4, 4), (5, 5), (3, 4), (3, 5), (5, 4)]),
+    *((r, r, stride) for r, stride in [(5, 2), (7, 2), (9, 3), (11, 4)]),
+]
+
+
+@pytest.mark.parametrize("terms", sorted(set(LEAST_TERMS.values())))
+@pytest.mark.parametrize(("r", "s", "stride"), KERNELS)
 @pytest.mark.xdist_group("bilinear errors")
 def test_every_tile_errs_less_than_twice_as_much_as_sums_in_order(
-    device: Device, c: int, r: int, s: int
+    device: Device, terms: int, r: int, s: int, stride: int
 ) -> None:
-    p = ConvProblem.parse(f"conv2d f32 n1 c{c} h{23 + r} w{23 + s} k32 r{r} s{s}")
+    """With the fewest channels that make so many terms, of which the zeros that fill the phases
+    of a stride take some away."""
+    taken = (-(-r // stride) * stride) * (-(-s // stride) * stride) / (r * s)
+    c, h, across = math.ceil(terms * taken / (r * s)), 23 * stride + r, 23 * stride + s
+    p = ConvProblem.parse(f"conv2d f32 n1 c{c} h{h} w{across} k32 r{r} s{s} stride{stride}")
     x, w, _ = reference.arrays(p)  # normal numbers of zero mean
     want = reference.linear(p, x, w)
     limit = 2 * rms(summed_in_order(p, x, w) - want)
@@ -103,14 +115,16 @@ def test_every_tile_errs_less_than_twice_as_much_as_sums_in_order(
         assert rms(Runner(device, plan)(x, w, None) - want) < limit, plan.label
 
 
-def test_every_pair_is_offered_at_the_channels_that_it_needs() -> None:
-    for c in (*LEAST_CHANNELS.values(), *(n - 1 for n in LEAST_CHANNELS.values())):
-        found = set()
+def test_every_pair_is_offered_at_the_terms_that_it_needs() -> None:
+    for terms in (n + more for n in LEAST_TERMS.values() for more in (0, -1)):
+        found, wanted = set(), set()
         for r in TAPS:
+            c = terms // (r * r)
             p = ConvProblem.parse(f"conv2d f32 n1 c{c} h26 w26 k32 r{r} s{r}")
             if WINOGRAD.refusal(p, PLANNED) is None:
                 found |= {(f.out, f.taps) for plan in offered(p) for f in plan.bilinear or ()}
-        assert found == {pair for pair in PAIRS if LEAST_CHANNELS[pair[0]] <= c}
+            wanted |= {(o, t) for o, t in PAIRS if t == r and LEAST_TERMS[o] <= c * r * r}
+        assert found == wanted
 
 
 # ---- verification ----
@@ -198,7 +212,10 @@ def test_it_computes_in_parts_where_memory_is_short(device: Device) -> None:
             "conv2d c32 h9 w9 k4 r4 s5 stride2,1",
             "needs 3 to 5 taps an axis (of each phase of the stride), got 2 x 5",
         ),
-        ("conv2d c62 h9 w9 k4 r3 s3 groups2", "needs at least 32 channels a group, got 31"),
+        (
+            "conv2d c62 h9 w9 k4 r3 s3 groups2",
+            "needs sums of at least 288 terms, got 279 (31 channels of 3 x 3)",
+        ),
         (
             "conv2d c2048 h9 w9 k2048 r3 s3",
             "needs the transformed weight within one binding of 134217728 bytes, got 2048 x 2048 "

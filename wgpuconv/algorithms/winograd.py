@@ -32,10 +32,10 @@ from .tiles import (
 
 TAPS = range(3, 6)
 """Taps an axis, of one phase: fewer save nothing."""
-LEAST_CHANNELS = {2: 32, 3: 32, 4: 64}
-"""Channels of a group by the outputs an axis of a tile (the fewer of both axes): with fewer, the
-RMS error on zero-mean data may be twice that of float32 sums in order, the direct method's (see
-bilinear.py), and the transforms do not pay."""
+LEAST_TERMS = {2: 288, 3: 288, 4: 576}
+"""Terms of a sum (32 or 64 channels of 3 x 3) by the outputs an axis of a tile (the fewer of both
+axes): with fewer, the RMS error on zero-mean data may be twice that of float32 sums in order, the
+direct method's, which grows with the terms (see bilinear.py), and the transforms do not pay."""
 WORKGROUP = 64
 
 
@@ -62,9 +62,13 @@ class Winograd(Algorithm):
                 f"needs {TAPS[0]} to {TAPS[-1]} taps an axis (of each phase of the stride), "
                 f"got {taps[0]} x {taps[1]}"
             )
-        least = min(LEAST_CHANNELS.values())
-        if p.c_group < least:
-            return f"needs at least {least} channels a group, got {p.c_group}"
+        least = min(LEAST_TERMS.values())
+        if _terms(p) < least:
+            zeros = " with zeros in the phases of the stride" if p.stride != (1, 1) else ""
+            return (
+                f"needs sums of at least {least} terms, got {p.reduction} ({p.c_group} channels "
+                f"of {p.r} x {p.s}{zeros})"
+            )
         if not self.configs(p, facts):
             return (
                 f"needs the transformed weight within one binding of {facts.limits.max_binding} "
@@ -324,6 +328,13 @@ def _channels(p: ConvProblem) -> int:
     return p.c_group * p.stride[0] * p.stride[1]
 
 
+def _terms(p: ConvProblem) -> float:
+    """Terms of a sum, made fewer by the zeros that fill the phases of a stride: they add to the
+    error as terms do, and sums in order, with which it is compared, have none."""
+    down, across = _taps(p)
+    return p.reduction**2 / (_channels(p) * down * across)
+
+
 def _outs(p: ConvProblem, alpha: int) -> tuple[int, int]:
     down, across = _taps(p)
     return alpha + 1 - down, alpha + 1 - across
@@ -331,7 +342,7 @@ def _outs(p: ConvProblem, alpha: int) -> tuple[int, int]:
 
 def _fits(p: ConvProblem, alpha: int) -> bool:
     out = min(_outs(p, alpha))
-    return out in LEAST_CHANNELS and p.c_group >= LEAST_CHANNELS[out]
+    return out in LEAST_TERMS and _terms(p) >= LEAST_TERMS[out]
 
 
 def _transforms(p: ConvProblem, alpha: int) -> tuple[Bilinear, Bilinear]:
