@@ -121,7 +121,7 @@ def test_interface(name: str) -> None:
 
 
 def test_interface_of_one() -> None:
-    face = interface(specialise(Shader.of("reduce_splits", "f32", Activation.of("relu"))))
+    face = interface(specialise(Shader.of("reduce_splits", "f32")))
     assert face.params == (
         ("elements", "int"),
         ("splits", "int"),
@@ -135,7 +135,8 @@ def test_interface_of_one() -> None:
 
 
 def test_specialise() -> None:
-    text = specialise(Shader.of("direct", "f16", Activation.of("silu"), FILTERS=8, TRANSPOSED=True))
+    shader = Shader.of("direct", "f16", FILTERS=8, TRANSPOSED=True)
+    text = specialise(dataclasses.replace(shader, activation="silu"))
     assert "\nusing Scalar = Half;\n" in text
     assert "\nconstexpr int FILTERS = 8;\n" in text
     assert "\nconstexpr bool TRANSPOSED = true;\n" in text

@@ -13,6 +13,7 @@ from .base import (
     bias_region,
     check_pairs,
     in_pairs,
+    output_bindings,
     pair_params,
     params,
     roofline,
@@ -116,7 +117,6 @@ class DirectTiled(Algorithm):
             shader = Shader.of(
                 "direct_pairs",
                 p.dtype,
-                p.activation,
                 **shared,
                 STRIDE_W=p.stride[1],
                 SHIFT=p.padding[2] % 2,
@@ -125,9 +125,7 @@ class DirectTiled(Algorithm):
                 **sizes, columns=p.n * columns // 2, image_columns=columns // 2, **pair_params(p)
             )
         else:
-            shader = Shader.of(
-                "direct_tiled", p.dtype, p.activation, **shared, PIXELS=block.columns
-            )
+            shader = Shader.of("direct_tiled", p.dtype, **shared, PIXELS=block.columns)
             values = params(
                 **sizes,
                 columns=p.n * columns,
@@ -141,13 +139,12 @@ class DirectTiled(Algorithm):
                 **x._asdict(),
             )
         step = Pass(
-            shader,
+            shader.ending_as(p),
             values,
             (
                 ("x", Region("input")),
                 ("weight", Region("weight")),
-                ("bias", bias_region(p, tables)),
-                ("y", Region("out")),
+                *output_bindings(p, bias_region(p, tables)),
             ),
             grid_1d(block.workgroups(p), facts.limits),
         )

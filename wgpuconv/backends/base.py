@@ -18,7 +18,7 @@ from ..facts import Facts
 from ..plan import Plan
 
 Buffers = Mapping[str, Any]
-"""The buffer of each role ('input', 'weight', 'bias', 'out', 'prepared') of a plan.
+"""The buffer of each role ('input', 'weight', 'bias', 'residual', 'out', 'prepared') of a plan.
 
 The backend has its own scratch memory; where a caller gives a buffer for one of its roles
 ('workspace', 'staged_...'), that is used instead. (Verification gives poisoned ones.)

@@ -55,7 +55,6 @@ class Depthwise(CudaAlgorithm):
             Shader.of(
                 "depthwise",
                 p.dtype,
-                p.activation,
                 R=p.r,
                 S=p.s,
                 STRIDE_H=p.stride[0],
@@ -63,7 +62,7 @@ class Depthwise(CudaAlgorithm):
                 ROWS=rows,
                 THREADS=threads,
                 CHANNELS_LAST=p.layout == "NHWC",
-            ),
+            ).ending_as(p),
             params(
                 n=p.n,
                 h=p.h,

@@ -41,12 +41,11 @@ class Direct(CudaAlgorithm):
             Shader.of(
                 "direct",
                 p.dtype,
-                p.activation,
                 FILTERS=filters,
                 THREADS=threads,
                 CHANNELS_LAST=p.layout == "NHWC",
                 TRANSPOSED=p.transposed,
-            ),
+            ).ending_as(p),
             params(
                 n=p.n,
                 h=p.h,

@@ -169,7 +169,7 @@ class HaloMma(CudaAlgorithm):
         if splits > 1:
             passes.append(
                 Pass(
-                    Shader.of("reduce_splits", p.dtype, p.activation),
+                    Shader.of("reduce_splits", p.dtype).ending_as(p),
                     params(
                         elements=elements,
                         splits=splits,
@@ -225,7 +225,7 @@ class HaloMma(CudaAlgorithm):
             Out="f32" if splits > 1 else "f16",
         )
         return Pass(
-            shader if splits > 1 else shader.ending_with(p.activation),
+            shader if splits > 1 else shader.ending_as(p),
             params(
                 images=p.n,
                 q_h=phase.h.count,

@@ -136,7 +136,7 @@ class ImplicitGemm(CudaAlgorithm):
             SHARED_BYTES=tile.shared_bytes,
         )
         if splits == 1:
-            shader = shader.ending_with(p.activation)
+            shader = shader.ending_as(p)
         prepare: list[Pass] = []
         passes: list[Pass] = []
         prepared = 0
@@ -184,7 +184,7 @@ class ImplicitGemm(CudaAlgorithm):
         if splits > 1:
             passes.append(
                 Pass(
-                    Shader.of("reduce_splits", p.dtype, p.activation),
+                    Shader.of("reduce_splits", p.dtype).ending_as(p),
                     params(
                         elements=elements, splits=splits, k=p.k, y_k=x.y_k, **activation_params(p)
                     ),

@@ -158,7 +158,7 @@ class ImplicitGemmMma(CudaAlgorithm):
         if splits > 1:
             passes.append(
                 Pass(
-                    Shader.of("reduce_splits", p.dtype, p.activation),
+                    Shader.of("reduce_splits", p.dtype).ending_as(p),
                     params(
                         elements=elements,
                         splits=splits,
@@ -211,7 +211,7 @@ class ImplicitGemmMma(CudaAlgorithm):
             Out="f32" if splits > 1 else p.dtype,
         )
         return Pass(
-            shader if splits > 1 else shader.ending_with(p.activation),
+            shader if splits > 1 else shader.ending_as(p),
             params(
                 **gather_params(p, phase),
                 x_g=x.x_g,
