@@ -16,7 +16,7 @@ from ....errors import AlgorithmRefusedError
 from ....facts import Facts
 from ....plan import Config, Pass, Plan, Region, Shader, Tables, align, ceil_div, grid_1d
 from ....problem import ConvProblem
-from .base import CudaAlgorithm
+from .base import CudaAlgorithm, output_bindings
 from .gather import output_params
 from .mma import (
     Source,
@@ -177,7 +177,7 @@ class HaloMma(CudaAlgorithm):
                         y_k=x.strides.y_k,
                         **activation_params(p),
                     ),
-                    (("partial", target), ("bias", bias), ("y", Region("out"))),
+                    (("partial", target), *output_bindings(p, bias, Region("out"))),
                     grid_1d(ceil_div(elements, 256), limits),
                 )
             )
@@ -260,8 +260,7 @@ class HaloMma(CudaAlgorithm):
                 ("x", x.region),
                 ("packed", packed),
                 ("shifts", shifts),
-                ("bias", bias),
-                ("y", target),
+                *output_bindings(p, bias, target),
             ),
             grid_1d(m_tiles * p_tiles * p.groups * splits, facts.limits),
         )
