@@ -1,6 +1,6 @@
 // The second half of a transposed convolution by GEMM: columns[image, (k, r, s), input pixel]
 // hold each input pixel's contribution through each tap; every invocation gathers those that
-// reach one output pixel, adds the bias and applies the activation.
+// reach one output pixel, adds bias and residual, and applies the activation.
 //
 // Input row ih reaches output row oh through tap r where ih * stride + r * dilation = oh + pad.
 
@@ -39,6 +39,7 @@ struct Params {
 @group(0) @binding(3) var<storage, read_write> y: array<Scalar>;
 
 fn activate(v: f32) -> f32 { return v; }
+fn add_residual(v: f32, at: u32) -> f32 { return v; }
 
 @compute @workgroup_size(WORKGROUP)
 fn main(
@@ -74,5 +75,5 @@ fn main(
   }
   let y_at = (params.first_image + image) * params.y_n + k * params.y_k
     + oh * params.y_h + ow * params.y_w;
-  y[y_at] = Scalar(activate(sum + f32(bias[k])));
+  y[y_at] = Scalar(activate(add_residual(sum + f32(bias[k]), y_at)));
 }

@@ -44,6 +44,7 @@ struct Params {
 @group(0) @binding(4) var<storage, read_write> y: array<Scalar>;
 
 fn activate(v: f32) -> f32 { return v; }
+fn add_residual(v: f32, at: u32) -> f32 { return v; }
 
 @compute @workgroup_size(WORKGROUP)
 fn main(
@@ -96,7 +97,8 @@ fn main(
   let y_column = image * params.y_n + k * params.y_k + ow * params.y_w + oh * params.y_h;
   for (var h = 0u; h < ROWS; h++) { // @unroll
     if (oh + h < params.out_h) {
-      y[y_column + h * params.y_h] = Scalar(activate(acc[h]));
+      let y_at = y_column + h * params.y_h;
+      y[y_at] = Scalar(activate(add_residual(acc[h], y_at)));
     }
   }
 }

@@ -34,6 +34,7 @@ struct Params {
 @group(0) @binding(4) var<storage, read_write> y: array<vec4<Scalar>>;
 
 fn activate(v: f32) -> f32 { return v; }
+fn add_residual(v: vec4<f32>, at: u32) -> vec4<f32> { return v; }
 
 @compute @workgroup_size(WORKGROUP)
 fn main(
@@ -92,12 +93,13 @@ fn main(
 
   for (var h = 0u; h < ROWS; h++) { // @unroll
     if (oh + h < params.out_h) {
-      var v: vec4<f32>;
-      for (var e = 0u; e < 4u; e++) { // @unroll
-        v[e] = activate(acc[h][e]);
-      }
       let pixel = (image * params.out_h + oh + h) * params.out_w + ow;
-      y[pixel * params.quads + quad] = vec4<Scalar>(v);
+      let y_at = pixel * params.quads + quad;
+      var v = add_residual(acc[h], y_at);
+      for (var e = 0u; e < 4u; e++) { // @unroll
+        v[e] = activate(v[e]);
+      }
+      y[y_at] = vec4<Scalar>(v);
     }
   }
 }

@@ -43,6 +43,7 @@ struct Params {
 @group(0) @binding(4) var<storage, read_write> y: array<vec2<Scalar>>;
 
 fn activate(v: f32) -> f32 { return v; }
+fn add_residual(v: vec2<f32>, at: u32) -> vec2<f32> { return v; }
 
 @compute @workgroup_size(WORKGROUP)
 fn main(
@@ -101,8 +102,9 @@ fn main(
   let y_column = image * params.y_n + k * params.y_k + oh * params.y_h + out_pair;
   for (var h = 0u; h < ROWS; h++) { // @unroll
     if (oh + h < params.out_h) {
-      let two = vec2<f32>(activate(acc[h].x), activate(acc[h].y));
-      y[y_column + h * params.y_h] = vec2<Scalar>(two);
+      let y_at = y_column + h * params.y_h;
+      let two = add_residual(acc[h], y_at);
+      y[y_at] = vec2<Scalar>(vec2<f32>(activate(two.x), activate(two.y)));
     }
   }
 }

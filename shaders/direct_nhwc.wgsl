@@ -51,6 +51,7 @@ struct Params {
 var<workgroup> weights: array<vec4<f32>, STAGED>;
 
 fn activate(v: f32) -> f32 { return v; }
+fn add_residual(v: vec4<f32>, at: u32) -> vec4<f32> { return v; }
 
 @compute @workgroup_size(WORKGROUP)
 fn main(
@@ -160,6 +161,11 @@ fn main(
     }
   }
 
+  // Loaded at once: one after the other, each in its branch, would take longer than to store.
+  var bias_quad: array<vec4<f32>, QUADS>;
+  for (var q = 0u; q < QUADS; q++) { // @unroll
+    bias_quad[q] = vec4<f32>(bias[min(k0 / 4u + q, last / 4u)]);
+  }
   for (var p = 0u; p < PIXELS; p++) { // @unroll
     let column = first + p * WORKGROUP;
     let within = column % params.image_columns;
@@ -171,10 +177,13 @@ fn main(
         let y_pixel = (pixel * params.groups + group) * params.quads_group + quad0;
         for (var q = 0u; q < QUADS; q++) { // @unroll
           if (quad0 + q < params.quads_group) {
-            let bias_quad = vec4<f32>(bias[k0 / 4u + q]);
-            var v: vec4<f32>;
+            var v = bias_quad[q];
             for (var f = 0u; f < 4u; f++) { // @unroll
-              v[f] = activate(acc[(p * ROWS + h) * FILTERS + q * 4u + f] + bias_quad[f]);
+              v[f] += acc[(p * ROWS + h) * FILTERS + q * 4u + f];
+            }
+            v = add_residual(v, y_pixel + q);
+            for (var f = 0u; f < 4u; f++) { // @unroll
+              v[f] = activate(v[f]);
             }
             y[y_pixel + q] = vec4<Scalar>(v);
           }

@@ -55,6 +55,7 @@ struct Params {
 var<workgroup> weights: array<vec4<f32>, STAGED>;
 
 fn activate(v: f32) -> f32 { return v; }
+fn add_residual(v: vec2<f32>, at: u32) -> vec2<f32> { return v; }
 
 @compute @workgroup_size(WORKGROUP)
 fn main(
@@ -158,12 +159,10 @@ fn main(
         for (var f = 0u; f < FILTERS; f++) { // @unroll
           if (k0 + f < params.k_group) {
             let k = group * params.k_group + k0 + f;
-            let bias_k = f32(bias[k]);
-            let two = vec2<f32>(
-              activate(acc[h * 2u * FILTERS + f] + bias_k),
-              activate(acc[(h * 2u + 1u) * FILTERS + f] + bias_k),
-            );
-            y[y_column + h * params.y_h + k * params.y_k] = vec2<Scalar>(two);
+            let y_at = y_column + h * params.y_h + k * params.y_k;
+            let sums = vec2<f32>(acc[h * 2u * FILTERS + f], acc[(h * 2u + 1u) * FILTERS + f]);
+            let two = add_residual(sums + f32(bias[k]), y_at);
+            y[y_at] = vec2<Scalar>(vec2<f32>(activate(two.x), activate(two.y)));
           }
         }
       }

@@ -60,6 +60,7 @@ struct Params {
 var<workgroup> weights: array<vec4<f32>, STAGED>;
 
 fn activate(v: f32) -> f32 { return v; }
+fn add_residual(v: f32, at: u32) -> f32 { return v; }
 
 @compute @workgroup_size(WORKGROUP)
 fn main(
@@ -176,8 +177,9 @@ fn main(
         for (var f = 0u; f < FILTERS; f++) { // @unroll
           if (k0 + f < params.k_group) {
             let k = group * params.k_group + k0 + f;
-            let v = activate(acc[(p * ROWS + h) * FILTERS + f] + f32(bias[k]));
-            y[y_column + h * params.y_h + k * params.y_k] = Scalar(v);
+            let y_at = y_column + h * params.y_h + k * params.y_k;
+            let sum = acc[(p * ROWS + h) * FILTERS + f] + f32(bias[k]);
+            y[y_at] = Scalar(activate(add_residual(sum, y_at)));
           }
         }
       }

@@ -45,6 +45,7 @@ struct Params {
 @group(0) @binding(4) var<storage, read_write> y: array<Scalar>;
 
 fn activate(v: f32) -> f32 { return v; }
+fn add_residual(v: f32, at: u32) -> f32 { return v; }
 
 @compute @workgroup_size(WORKGROUP)
 fn main(
@@ -106,7 +107,8 @@ fn main(
   for (var f = 0u; f < FILTERS; f++) { // @unroll
     if (k0 + f < params.k_group) {
       let k = group * params.k_group + k0 + f;
-      y[y_pixel + k * params.y_k] = Scalar(activate(acc[f] + f32(bias[k])));
+      let y_at = y_pixel + k * params.y_k;
+      y[y_at] = Scalar(activate(add_residual(acc[f] + f32(bias[k]), y_at)));
     }
   }
 }

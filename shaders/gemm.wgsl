@@ -1,4 +1,4 @@
-// Tiled matrix product with bias and activation: y[m, p] = sum over k of A[m, k] * B[k, p].
+// Tiled matrix product with bias, residual and activation: y[m, p] = sum over k of A[m, k] * B[k, p].
 //
 // A is the packed weight (pack_weights.wgsl). B and y are read and written through strides, and
 // p counts pixels of several images, so that the same kernel multiplies columns made by
@@ -65,6 +65,7 @@ var<workgroup> tile_a: array<vec4<f32>, TILE_K * FILTER_QUADS>;
 var<workgroup> tile_b: array<vec4<f32>, TILE_K * PIXEL_QUADS>;
 
 fn activate(v: f32) -> f32 { return v; }
+fn add_residual(v: f32, at: u32) -> f32 { return v; }
 
 @compute @workgroup_size(WORKGROUP)
 fn main(
@@ -162,8 +163,9 @@ fn main(
       for (var i = 0u; i < THREAD_M; i++) { // @unroll
         let m = m_tile * TILE_M + (i / 4u) * LANES_M * 4u + lane_m * 4u + i % 4u;
         if (m < params.m) {
-          let v = activate(acc[i * THREAD_P + j] + f32(bias[group * params.bias_g + m]));
-          y[y_pixel + m * params.y_m] = Out(v);
+          let y_at = y_pixel + m * params.y_m;
+          let sum = acc[i * THREAD_P + j] + f32(bias[group * params.bias_g + m]);
+          y[y_at] = Out(activate(add_residual(sum, y_at)));
         }
       }
     }

@@ -61,6 +61,7 @@ var<workgroup> tile_a: array<vec4<f32>, TILE_K * FILTER_QUADS>;
 var<workgroup> tile_b: array<vec4<f32>, TILE_K * PIXEL_QUADS>;
 
 fn activate(v: f32) -> f32 { return v; }
+fn add_residual(v: vec4<f32>, at: u32) -> vec4<f32> { return v; }
 
 @compute @workgroup_size(WORKGROUP)
 fn main(
@@ -151,12 +152,16 @@ fn main(
       for (var i = 0u; i < THREAD_M; i++) { // @unroll
         let m = m_tile * TILE_M + (i / 4u) * LANES_M * 4u + lane_m * 4u + i % 4u;
         if (m < params.m) {
-          let bias_m = f32(bias[group * params.bias_g + m]);
+          let y_at = y_quad + m * params.y_m;
           var v: vec4<f32>;
           for (var q = 0u; q < 4u; q++) { // @unroll
-            v[q] = activate(acc[i * THREAD_P + j * 4u + q] + bias_m);
+            v[q] = acc[i * THREAD_P + j * 4u + q];
           }
-          y[y_quad + m * params.y_m] = vec4<Out>(v);
+          v = add_residual(v + f32(bias[group * params.bias_g + m]), y_at);
+          for (var q = 0u; q < 4u; q++) { // @unroll
+            v[q] = activate(v[q]);
+          }
+          y[y_at] = vec4<Out>(v);
         }
       }
     }

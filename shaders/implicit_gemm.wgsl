@@ -85,6 +85,7 @@ var<workgroup> tile_a: array<vec4<f32>, TILE_K * FILTER_QUADS>;
 var<workgroup> tile_b: array<vec4<f32>, TILE_K * PIXEL_QUADS>;
 
 fn activate(v: f32) -> f32 { return v; }
+fn add_residual(v: f32, at: u32) -> f32 { return v; }
 
 @compute @workgroup_size(WORKGROUP)
 fn main(
@@ -220,7 +221,8 @@ fn main(
           if (SPLIT) {
             y[split * params.y_elements + at] = Out(acc[i * THREAD_P + j]);
           } else {
-            y[at] = Out(activate(acc[i * THREAD_P + j] + f32(bias[group * params.m + m])));
+            let sum = acc[i * THREAD_P + j] + f32(bias[group * params.m + m]);
+            y[at] = Out(activate(add_residual(sum, at)));
           }
         }
       }

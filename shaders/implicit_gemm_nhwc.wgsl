@@ -87,6 +87,7 @@ var<workgroup> tile_a: array<vec4<f32>, TILE_K * FILTER_QUADS>;
 var<workgroup> tile_b: array<vec4<f32>, K_QUADS * TILE_P>;
 
 fn activate(v: f32) -> f32 { return v; }
+fn add_residual(v: vec4<f32>, at: u32) -> vec4<f32> { return v; }
 
 @compute @workgroup_size(WORKGROUP)
 fn main(
@@ -220,8 +221,13 @@ fn main(
         if (m_quad < params.m_quads) {
           var v: vec4<f32>;
           for (var e = 0u; e < 4u; e++) { // @unroll
-            let sum = acc[(i * 4u + e) * THREAD_P + j];
-            v[e] = select(activate(sum + bias_m[i][e]), sum, SPLIT);
+            v[e] = acc[(i * 4u + e) * THREAD_P + j];
+          }
+          if (!SPLIT) {
+            v = add_residual(v + bias_m[i], y_pixel + m_quad);
+            for (var e = 0u; e < 4u; e++) { // @unroll
+              v[e] = activate(v[e]);
+            }
           }
           y[y_pixel + m_quad] = vec4<Out>(v);
         }

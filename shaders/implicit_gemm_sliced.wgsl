@@ -82,6 +82,7 @@ var<workgroup> tile_b: array<vec4<f32>, TILE_K * PIXEL_QUADS>;
 var<workgroup> sums: array<vec4<f32>, SLICES / 2u * LANES * SUM_QUADS>;
 
 fn activate(v: f32) -> f32 { return v; }
+fn add_residual(v: f32, at: u32) -> f32 { return v; }
 
 @compute @workgroup_size(WORKGROUP)
 fn main(
@@ -243,8 +244,9 @@ fn main(
       for (var i = 0u; i < THREAD_M; i++) { // @unroll
         let m = m_tile * TILE_M + (i / 4u) * LANES_M * 4u + lane_m * 4u + i % 4u;
         if (m < params.m) {
-          let v = activate(acc[i * THREAD_P + j] + f32(bias[group * params.m + m]));
-          y[y_pixel + m * params.y_m] = Scalar(v);
+          let y_at = y_pixel + m * params.y_m;
+          let sum = acc[i * THREAD_P + j] + f32(bias[group * params.m + m]);
+          y[y_at] = Scalar(activate(add_residual(sum, y_at)));
         }
       }
     }

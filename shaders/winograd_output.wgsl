@@ -1,4 +1,4 @@
-// Last step of Winograd's convolution: Y = A^T M A of each tile, bias and activation.
+// Last step of Winograd's convolution: Y = A^T M A of each tile, bias, residual, activation.
 //
 // M holds, for each of the ALPHA_H * ALPHA_W points, the product of filters by tiles. Each
 // invocation transforms one tile of one filter into OUT_H x OUT_W outputs. These go through
@@ -44,6 +44,7 @@ var<workgroup> outputs: array<f32, OUT_H * ROW>;
 var<workgroup> corners: array<vec4<u32>, WORKGROUP>;
 
 fn activate(v: f32) -> f32 { return v; }
+fn add_residual(v: f32, at: u32) -> f32 { return v; }
 
 @compute @workgroup_size(WORKGROUP)
 fn main(
@@ -98,7 +99,7 @@ fn main(
   let bias_k = f32(bias[filter_at]);
   for (var a = 0u; a < OUT_H; a++) { // @unroll
     for (var b = 0u; b < OUT_W; b++) { // @unroll
-      outputs[a * ROW + lane * OUT_W + b] = activate(sums[a * OUT_W + b] + bias_k);
+      outputs[a * ROW + lane * OUT_W + b] = sums[a * OUT_W + b] + bias_k;
     }
   }
   workgroupBarrier();  // all outputs and corners are there before they are read across lanes
@@ -110,7 +111,7 @@ fn main(
     let b = column % OUT_W;
     if (a < corner.y && b < corner.z) {
       let y_at = corner.x + filter_at * params.y_k + a * params.y_h + b * params.y_w;
-      y[y_at] = Scalar(outputs[a * ROW + column]);
+      y[y_at] = Scalar(activate(add_residual(outputs[a * ROW + column], y_at)));
     }
   }
 }

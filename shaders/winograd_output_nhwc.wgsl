@@ -1,4 +1,4 @@
-// winograd_output.wgsl for NHWC: Y = A^T M A of each tile, bias and activation.
+// winograd_output.wgsl for NHWC: Y = A^T M A of each tile, bias, residual, activation.
 //
 // M holds, for each of the ALPHA_H * ALPHA_W points, the product as tiles by filters. Each
 // invocation transforms one tile of one filter into OUT_H x OUT_W outputs; neighbouring
@@ -37,6 +37,7 @@ struct Params {
 @group(0) @binding(3) var<storage, read_write> y: array<Scalar>;
 
 fn activate(v: f32) -> f32 { return v; }
+fn add_residual(v: f32, at: u32) -> f32 { return v; }
 
 @compute @workgroup_size(WORKGROUP)
 fn main(
@@ -83,8 +84,8 @@ fn main(
   for (var a = 0u; a < OUT_H; a++) { // @unroll
     for (var b = 0u; b < OUT_W; b++) { // @unroll
       if (top + a < params.out_h && left + b < params.out_w) {
-        y[corner + a * params.y_h + b * params.y_w] =
-          Scalar(activate(sums[a * OUT_W + b] + bias_k));
+        let y_at = corner + a * params.y_h + b * params.y_w;
+        y[y_at] = Scalar(activate(add_residual(sums[a * OUT_W + b] + bias_k, y_at)));
       }
     }
   }

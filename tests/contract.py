@@ -92,11 +92,19 @@ class Runner:
         self.compiled = self.backend.compile(plan)
 
     def __call__(
-        self, x: np.ndarray, w: np.ndarray, b: np.ndarray | None, poison: int = NAN
+        self,
+        x: np.ndarray,
+        w: np.ndarray,
+        b: np.ndarray | None,
+        residual: np.ndarray | None = None,
+        *,
+        poison: int = NAN,
     ) -> np.ndarray:
         plan, backend = self.plan, self.backend
         out = np.empty(plan.problem.out_shape, x.dtype)
-        given = {"input": x, "weight": w} | ({} if b is None else {"bias": b})
+        given = {"input": x, "weight": w}
+        given |= {} if b is None else {"bias": b}
+        given |= {} if residual is None else {"residual": residual}
         scratch = {"workspace": plan.workspace, "prepared": plan.prepared, **dict(plan.staged)}
         buffers: dict[str, Any] = {}
         for role, array in given.items():
@@ -122,7 +130,7 @@ class Case(NamedTuple):
     """Arguments of a problem, and what the reference makes of them."""
 
     problem: ConvProblem
-    arrays: tuple[np.ndarray, np.ndarray, np.ndarray | None]
+    arrays: tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray | None]
     want: np.ndarray
     allowed: np.ndarray
 
@@ -133,7 +141,7 @@ class Case(NamedTuple):
 @lru_cache(maxsize=64)
 def _case(problem: ConvProblem, exact: bool, bilinear: reference.Pair | None) -> Case:
     """Kept, since hundreds of configurations are held against the same."""
-    arrays = reference.arrays(problem, exact=exact)
+    arrays = *reference.arrays(problem, exact=exact), reference.residual(problem, exact=exact)
     found = reference.expected(problem, *arrays, exact=exact, bilinear=bilinear)
     return Case(problem, arrays, *found)
 

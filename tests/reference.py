@@ -50,7 +50,26 @@ def arrays(problem: ConvProblem, *, exact: bool = False) -> tuple[Any, Any, Any]
     Normal numbers, scaled so that outputs are of the order of one; or, with ``exact``, small
     integers, whose sums f32 holds exactly in any order, so that one lost tap shows.
     """
-    rng = np.random.default_rng(zlib.crc32(f"{problem} {exact}".encode()))
+    draw = _drawing(problem, f"{problem} {exact}", exact)
+    x = draw(problem.input_shape, 1.0)
+    w = draw(problem.weight_shape, problem.reduction**-0.5)
+    b = draw((problem.k,), 1.0) if problem.bias else None
+    assert not exact or problem.reduction * 16 + 8 < 2**24, "too long for exact sums"
+    return x, w, b
+
+
+def residual(problem: ConvProblem, *, exact: bool = False) -> Any:
+    """The same for the residual (None without one)."""
+    if not problem.residual:
+        return None
+    return _drawing(problem, f"residual of {problem} {exact}", exact)(problem.out_shape, 1.0)
+
+
+def _drawing(
+    problem: ConvProblem, seed: str, exact: bool
+) -> Callable[[tuple[int, ...], float], np.ndarray]:
+    """A function that draws arrays, one after the other."""
+    rng = np.random.default_rng(zlib.crc32(seed.encode()))
     dtype = NUMPY[problem.dtype]
 
     def draw(shape: tuple[int, ...], scale: float) -> np.ndarray:
@@ -60,11 +79,7 @@ def arrays(problem: ConvProblem, *, exact: bool = False) -> tuple[Any, Any, Any]
         made[np.abs(made) < LEAST_NORMAL[problem.dtype]] = 0
         return made
 
-    x = draw(problem.input_shape, 1.0)
-    w = draw(problem.weight_shape, problem.reduction**-0.5)
-    b = draw((problem.k,), 1.0) if problem.bias else None
-    assert not exact or problem.reduction * 16 + 4 < 2**24, "too long for exact sums"
-    return x, w, b
+    return draw
 
 
 # ---- the convolution itself ----
@@ -143,12 +158,18 @@ def activate(activation: Activation, v: np.ndarray) -> np.ndarray:
 
 
 def convolve(
-    problem: ConvProblem, x: np.ndarray, w: np.ndarray, b: np.ndarray | None = None
+    problem: ConvProblem,
+    x: np.ndarray,
+    w: np.ndarray,
+    b: np.ndarray | None = None,
+    residual: np.ndarray | None = None,
 ) -> np.ndarray:
     """What the problem is to compute, in float64."""
     v = linear(problem, x, w)
     if b is not None:
         v = v + _along_channels(problem, b)
+    if residual is not None:
+        v = v + np.asarray(residual, np.float64).reshape(problem.out_shape)
     return activate(problem.activation, v)
 
 
@@ -164,6 +185,7 @@ def expected(
     x: np.ndarray,
     w: np.ndarray,
     b: np.ndarray | None = None,
+    residual: np.ndarray | None = None,
     *,
     exact: bool = False,
     bilinear: Pair | None = None,
@@ -177,8 +199,9 @@ def expected(
     v = linear(problem, x, w)
     if bilinear is None:
         size = linear(problem, np.abs(x), np.abs(w))
-        # n products, n - 1 additions in one chain at most, and one more for the bias.
-        roundings = 0 if exact else problem.reduction + 1
+        # n products, n - 1 additions in one chain at most, one more for the bias and for a
+        # residual.
+        roundings = 0 if exact else problem.reduction + 1 + problem.residual
     else:
         size = by_tiles(problem, bilinear, x, w, np.abs)
         roundings = _roundings(problem, bilinear)
@@ -189,6 +212,10 @@ def expected(
     if b is not None:
         v = v + _along_channels(problem, b)
         size = size + _along_channels(problem, np.abs(b))
+    assert (residual is not None) == problem.residual
+    if residual is not None:
+        added = np.asarray(residual, np.float64).reshape(problem.out_shape)
+        v, size = v + added, size + np.abs(added)
     error = gamma(roundings) * size + rounded
     activation = problem.activation
     want = activate(activation, v)
@@ -209,12 +236,13 @@ def bound(
     x: np.ndarray,
     w: np.ndarray,
     b: np.ndarray | None = None,
+    residual: np.ndarray | None = None,
     *,
     exact: bool = False,
     bilinear: Pair | None = None,
 ) -> np.ndarray:
     """The largest error that f32 allows each output element."""
-    return expected(problem, x, w, b, exact=exact, bilinear=bilinear)[1]
+    return expected(problem, x, w, b, residual, exact=exact, bilinear=bilinear)[1]
 
 
 def _roundings(p: ConvProblem, bilinear: Pair) -> int:
@@ -233,7 +261,7 @@ def _roundings(p: ConvProblem, bilinear: Pair) -> int:
     - transforms are chains of multiply-adds, fused or not, of at most as many as the matrix has
       columns: taps for G, alpha for B^T and for A^T, down and across;
     - the sum over channels is a chain of a multiply-add each;
-    - the bias is added once.
+    - the bias is added once, and a residual is.
 
     So |error| <= gamma(n) * |A|^T [sum_c (|G| |g| |G|^T) * (|B|^T |d| |B|)] |A|, and gamma(n) |b|
     (Higham, section 3.1; Barabasz, Anderson, Soodhalter, Gregg: Error Analysis and Improving the
@@ -241,7 +269,7 @@ def _roundings(p: ConvProblem, bilinear: Pair) -> int:
     they lack of their exact values, 2^-53 beside 2^-24, is left out, as in the reference.
     """
     channels = p.c_group * p.stride[0] * p.stride[1]
-    return 6 + sum(f.taps + 2 * f.alpha for f in bilinear) + channels + 1
+    return 6 + sum(f.taps + 2 * f.alpha for f in bilinear) + channels + 1 + p.residual
 
 
 def by_tiles(
@@ -347,13 +375,15 @@ def check(
     x: np.ndarray,
     w: np.ndarray,
     b: np.ndarray | None = None,
+    residual: np.ndarray | None = None,
     *,
     exact: bool = False,
     bilinear: Pair | None = None,
     label: str = "",
 ) -> None:
     """Asserts that a result is of the right kind and within its bound everywhere."""
-    compare(problem, got, *expected(problem, x, w, b, exact=exact, bilinear=bilinear), label=label)
+    found = expected(problem, x, w, b, residual, exact=exact, bilinear=bilinear)
+    compare(problem, got, *found, label=label)
 
 
 def compare(

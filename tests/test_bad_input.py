@@ -58,6 +58,31 @@ CASES: dict[str, Case] = {
         lambda d: conv2d(X, W, ones(5), device=d),
         errors.ProblemError, ValueError, r"bias must have shape \(6,\), .* got \(5,\)",
     ),
+    "residual shape": (
+        lambda d: conv2d(X, W, residual=ones(2, 6, 4, 5), device=d),
+        errors.ProblemError, ValueError,
+        r"residual must have the result's shape \(2, 6, 4, 4\), got \(2, 6, 4, 5\)",
+    ),
+    "residual of one image": (
+        lambda d: conv2d(X[0], W, residual=ones(1, 6, 4, 4), device=d),
+        errors.ProblemError, ValueError, r"result's shape \(6, 4, 4\), got \(1, 6, 4, 4\)",
+    ),
+    "residual dtype": (
+        lambda d: conv2d(X, W, residual=ones(2, 6, 4, 4).astype("f2"), device=d),
+        errors.DtypeError, TypeError, "residual must have the input's dtype float32, got float16",
+    ),
+    "residual that is no array": (
+        lambda d: conv2d(X, W, residual=1.0, device=d),
+        errors.DtypeError, TypeError, "residual must be a numpy array or a wgpuconv.Tensor",
+    ),
+    "residual on another device": (
+        lambda d: conv2d(X, W, residual=tensor(ones(2, 6, 4, 4), Device()), device=d),
+        errors.MixedDevicesError, ValueError, "residual lives on .* wgpuconv.tensor",
+    ),
+    "residual in the place of the result": (
+        lambda d: conv2d(X, W, residual=(r := tensor(ones(2, 6, 4, 4), d)), out=r, device=d),
+        errors.ProblemError, ValueError, "out must not be the buffer of the residual; give",
+    ),
     "stride": (
         lambda d: conv2d(X, W, stride=0, device=d),
         errors.ProblemError, ValueError, "stride must be positive, got 0",

@@ -38,7 +38,7 @@ from wgpuconv.errors import AlgorithmRefusedError, ProblemError
 from wgpuconv.facts import Facts
 from wgpuconv.plan import Config, Shader
 from wgpuconv.problem import ACTIVATIONS, Activation, ConvProblem
-from wgpuconv.shader import specialise
+from wgpuconv.shader import load, shader_names, specialise
 
 MODES = ("device", "checked", "default_limits")
 
@@ -405,6 +405,71 @@ def test_activations_of_extremes(device: Device, name: str) -> None:
     assert np.isnan(y[..., -1]).all()
     finite = problem.with_(w=values.size)
     reference.check(finite, y[..., :-1], x[..., :-1], w, exact=True, label=name)
+
+
+# ---- residuals ----
+
+RESIDUALS = [
+    ConvProblem.parse(f"{text} act:relu residual")
+    for text in (
+        "conv2d n2 c33 h7 w5 k10 r3 s3 pad1 bias",
+        "conv2d n2 c9 h8 w6 k10 r3 s3 pad1",  # rows of pairs, images of fours
+        "conv2d n2 c9 h7 w5 k10 r1 s1 bias",
+        "conv2d n2 c9 h8 w6 k10 r1 s1",
+        "conv2d n2 c9 h7 w5 k18 r3 s3 pad1 groups9 bias",
+        "conv2d n2 c9 h8 w6 k18 r3 s3 pad1 groups9",
+        "conv_transpose2d n2 c9 h7 w5 k10 r3 s3 stride2 bias",
+        "conv2d n1 c40 h4 w5 k20 r3 s3 pad1 bias",  # long enough to be split
+        "conv2d n1 c40 h4 w5 k12 r3 s3 pad1 bias nhwc",
+        "conv2d n2 c8 h7 w5 k12 r1 s1 bias nhwc",
+        "conv2d n2 c8 h7 w5 k8 r3 s3 pad1 groups8 bias nhwc",
+        "conv_transpose2d n2 c8 h7 w5 k12 r3 s3 stride2 bias nhwc",
+    )
+]
+
+
+def residual_cases() -> Iterator[Any]:
+    """Of each algorithm, every kernel that writes its output; in f16 those that compile fast (that
+    the others compile too, test_shader shows)."""
+    seen: set[tuple[str, str, str]] = set()
+    for problem in RESIDUALS:
+        for algorithm in accepting(problem):
+            for config in quick_configs(algorithm, problem):
+                shader = lowered(algorithm, problem, config).passes[-1].shader
+                kind = (algorithm.name, problem.op, shader.file)
+                if kind in seen:
+                    continue
+                seen.add(kind)
+                quick = len(specialise(shader)) < QUICK_TEXT
+                for dtype in ("f32", "f16") if quick else ("f32",):
+                    yield pytest.param(
+                        algorithm,
+                        problem.with_(dtype=dtype),
+                        config,
+                        marks=shares(shader.file),
+                        id="-".join((dtype, *kind)),
+                    )
+
+
+@pytest.mark.parametrize(("algorithm", "problem", "config"), list(residual_cases()))
+def test_residuals(
+    device: Device, algorithm: Algorithm, problem: ConvProblem, config: Config
+) -> None:
+    if problem.dtype == "f16" and not device.facts.f16:
+        pytest.skip(f"{device.name} has no shader-f16")
+    verify(device, algorithm, problem, config)
+
+
+def test_every_kernel_that_writes_outputs_is_tested_with_a_residual() -> None:
+    tested = {case.id.rsplit("-", 1)[-1] for case in residual_cases()}
+    assert tested == {name for name in shader_names() if "fn add_residual" in load(name)}
+    endings = {
+        lowered(algorithm, problem, config).passes[-1].shader.file
+        for problem in (*WIDE, *EDGED, *problems())
+        for algorithm in accepting(problem)
+        for config in quick_configs(algorithm, problem)
+    }
+    assert endings <= tested
 
 
 # ---- orders of arithmetic, barriers, unrolling ----

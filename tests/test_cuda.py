@@ -52,6 +52,18 @@ PROBLEMS = [
     for dtype in ("f32", "f16")
     for layout in ("NCHW", "NHWC")
 ]
+PROBLEMS += [
+    ConvProblem.parse(f"{text} bias residual act:relu {layout}")
+    for layout in ("nchw", "nhwc")
+    for text in (
+        "conv2d f32 n2 c40 h13 w11 k35 r3 s3 pad1",
+        "conv2d f16 n2 c40 h13 w11 k35 r3 s3 pad1",
+        "conv2d f16 n2 c72 h14 w12 k64 r3 s3 stride2 pad1",
+        "conv2d f16 n2 c64 h14 w12 k48 r1 s1",
+        "conv2d f16 n2 c12 h9 w10 k12 r3 s3 pad1 groups12",
+        "conv_transpose2d f16 n2 c24 h7 w5 k40 r3 s3 stride2 pad1",
+    )
+]
 TF32_PROBLEMS = [p.with_(precision="tf32") for p in PROBLEMS if p.dtype == "f32"]
 
 
@@ -121,7 +133,7 @@ def test_interface(name: str) -> None:
 
 
 def test_interface_of_one() -> None:
-    face = interface(specialise(Shader.of("reduce_splits", "f32", Activation.of("relu"))))
+    face = interface(specialise(Shader.of("reduce_splits", "f32")))
     assert face.params == (
         ("elements", "int"),
         ("splits", "int"),
@@ -130,16 +142,19 @@ def test_interface_of_one() -> None:
         ("act_a", "float"),
         ("act_b", "float"),
     )
-    assert face.bindings == ("partial", "bias", "y")
+    assert face.bindings == ("partial", "bias", "residual", "y")
     assert (face.threads, face.shared_bytes) == (256, 0)
 
 
 def test_specialise() -> None:
-    text = specialise(Shader.of("direct", "f16", Activation.of("silu"), FILTERS=8, TRANSPOSED=True))
+    shader = Shader.of("direct", "f16", FILTERS=8, TRANSPOSED=True)
+    text = specialise(dataclasses.replace(shader, activation="silu"))
     assert "\nusing Scalar = Half;\n" in text
     assert "\nconstexpr int FILTERS = 8;\n" in text
     assert "\nconstexpr bool TRANSPOSED = true;\n" in text
     assert "ACTIVATION = Activation::silu;" in text
+    assert "RESIDUAL = false;" in text
+    assert "RESIDUAL = true;" in specialise(dataclasses.replace(shader, residual=True))
     assert "#include" not in text
     for wrong in (Shader.of("direct", NOTHING=1), Shader.of("direct", Other="f16")):
         with pytest.raises(KeyError, match=r"direct\.cu declares no"):
@@ -262,7 +277,7 @@ EMULATED: list[tuple[str, str, Config]] = (
                 halo_mma,
                 9,
                 {"tile_w": 0, "splits": 2},
-                "conv2d f16 n2 c40 h6 w5 k70 r3 s3 pad1 nhwc bias",
+                "conv2d f16 n2 c40 h6 w5 k70 r3 s3 pad1 nhwc bias residual",
             ),
             # everything at once, in rectangles, from an input with its channels first
             (
@@ -270,7 +285,8 @@ EMULATED: list[tuple[str, str, Config]] = (
                 halo_mma,
                 11,
                 {"tile_w": 8, "splits": 1},
-                "conv2d f16 n1 c72 h12 w9 k20 r3 s2 stride2,1 pad1,0,2,1 dil2,1 groups2 act:relu",
+                "conv2d f16 n1 c72 h12 w9 k20 r3 s2 stride2,1 pad1,0,2,1 dil2,1 groups2 "
+                "residual act:relu",
             ),
             # phases of one to four taps: fewer stages than a tile asks for
             (
@@ -278,7 +294,7 @@ EMULATED: list[tuple[str, str, Config]] = (
                 halo_mma,
                 14,
                 {"tile_w": 16, "splits": 1},
-                "conv_transpose2d f16 n1 c24 h4 w5 k10 r3 s3 stride2 pad1 nhwc bias act:silu",
+                "conv_transpose2d f16 n1 c24 h4 w5 k10 r3 s3 stride2 pad1 nhwc residual act:silu",
             ),
             # rows of four pixels, images of eight: no store may run over the end of a row
             (
@@ -309,7 +325,8 @@ EMULATED: list[tuple[str, str, Config]] = (
                 implicit_gemm_mma,
                 12,
                 {"splits": 1},
-                "conv2d f16 n2 c6 h13 w11 k20 r5 s3 stride2 pad1 dil1,2 groups2 bias act:clip,0,1",
+                "conv2d f16 n2 c6 h13 w11 k20 r5 s3 stride2 pad1 dil1,2 groups2 "
+                "residual act:clip,0,1",
             ),
             (
                 "implicit_gemm_mma",
@@ -330,7 +347,12 @@ EMULATED: list[tuple[str, str, Config]] = (
         )
         for tile, splits, text in [
             (9, 2, "conv2d f32 n2 c20 h6 w5 k70 r3 s3 pad1 nhwc bias tf32"),
-            (12, 1, "conv2d f32 n1 c14 h13 w9 k20 r3 s2 stride2,1 dil1,2 groups2 act:relu tf32"),
+            (
+                12,
+                1,
+                "conv2d f32 n1 c14 h13 w9 k20 r3 s2 stride2,1 dil1,2 groups2 "
+                "residual act:relu tf32",
+            ),
             (14, 1, "conv_transpose2d f32 n1 c2 h4 w5 k10 r3 s3 stride2 pad1 bias tf32"),
         ]
     ]
@@ -344,12 +366,12 @@ EMULATED: list[tuple[str, str, Config]] = (
         # strides by which the columns are sorted, an output with its channels last
         (
             "halo_wgmma",
-            "conv2d f16 n2 c80 h9 w15 k12 r3 s5 stride2,3 pad1,2 dil1,2 groups2 bias act:relu",
+            "conv2d f16 n2 c80 h9 w15 k12 r3 s5 stride2,3 pad1,2 dil1,2 groups2 residual act:relu",
             WGMMA | {"tile_k": 64, "splits": 1},
         ),
         (
             "halo_wgmma",
-            "conv_transpose2d f16 n1 c24 h4 w5 k10 r3 s3 stride2 pad1 nhwc bias",
+            "conv_transpose2d f16 n1 c24 h4 w5 k10 r3 s3 stride2 pad1 nhwc bias residual",
             WGMMA | {"tile_k": 32, "splits": 1},
         ),
     ]
@@ -361,7 +383,8 @@ EMULATED: list[tuple[str, str, Config]] = (
         )
         for layout, splits in (("", 1), ("nhwc", 2))
         for problem in (
-            "conv2d f32 n2 c6 h9 w7 k20 r3 s2 stride2,1 pad1,2,0,3 dil2,1 groups2 bias act:relu",
+            "conv2d f32 n2 c6 h9 w7 k20 r3 s2 stride2,1 pad1,2,0,3 dil2,1 groups2 "
+            "residual act:relu",
             "conv_transpose2d f32 n1 c9 h4 w5 k8 r3 s3 stride2 pad1 bias",
         )
     ]
@@ -380,7 +403,7 @@ def test_kernels_on_the_cpu(emulator: Emulator, name: str, text: str, config: Co
 def test_plain_kernels_on_the_cpu(emulator: Emulator, name: str, layout: str) -> None:
     algorithm = next(a for a in ALGORITHMS if a.name == name)
     for base in contract.problems()[:14:2]:
-        problem = base.with_(dtype="f16", layout=layout)
+        problem = base.with_(dtype="f16", layout=layout, residual=layout == "NHWC")
         if algorithm.refusal(problem, HOPPER) is None:
             config = algorithm.configs(problem, HOPPER)[-1]
             contract.verify(emulator.device, algorithm, problem, config)

@@ -322,6 +322,42 @@ def test_modules(card: Device) -> None:
     reference.check(tf32, module(X), X, W, B)
 
 
+ADDED = PROBLEM.with_(residual=True)
+RESIDUAL = aligned(reference.residual(ADDED))
+
+
+@pytest.mark.parametrize("strides", ["C", "channels last", "strided"])
+@pytest.mark.parametrize("x", [X, NHWC], ids=["C", "channels last"])
+def test_residuals(card: Device, x: np.ndarray, strides: str) -> None:
+    """In any order beside an input in any; the result has the input's."""
+    n, k, h, w = PROBLEM.out_shape
+    r = {
+        "C": RESIDUAL,
+        "channels last": aligned(RESIDUAL.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2),
+        "strided": np.zeros((n, k, h, 2 * w), np.float32)[..., ::2],
+    }[strides]
+    r[...] = RESIDUAL
+    got = convolve(card, FakeArray.of(x), *of(W, B), residual=FakeArray.of(r))
+    assert card.backend.inputs[-1] == x.ctypes.data
+    assert got.array.transpose(0, 2, 3, 1).flags.c_contiguous == (x is NHWC)
+    reference.check(ADDED, np.ascontiguousarray(got.array), X, W, B, RESIDUAL)
+    one = convolve(card, FakeArray.of(x[0]), *of(W, B), residual=FakeArray.of(r[0]))
+    np.testing.assert_array_equal(one.array, got.array[0])
+    module = wgpuconv.Conv2d(*of(W, B), padding=1, algorithm="direct", device=card)
+    again = module(FakeArray.of(x), residual=FakeArray.of(r))
+    np.testing.assert_array_equal(again.array, got.array)
+
+
+@pytest.mark.parametrize("x", [X, NHWC], ids=["C", "channels last"])
+def test_a_tensor_as_residual(card: Device, x: np.ndarray) -> None:
+    r = wgpuconv.tensor(RESIDUAL, card)
+    got = convolve(card, FakeArray.of(x), *of(W, B), residual=r)
+    assert got.array.flags.c_contiguous  # as the residual is
+    reference.check(ADDED, got.array, X, W, B, RESIDUAL)
+    got = convolve(card, wgpuconv.tensor(X, card), *of(W, B), residual=FakeArray.of(RESIDUAL))
+    reference.check(ADDED, got.numpy(), X, W, B, RESIDUAL)
+
+
 # ---- what does not fit ----
 
 
@@ -341,6 +377,14 @@ def test_refusals(card: Device) -> None:
     for arrays, error, message in cases:
         with pytest.raises(error, match=message):
             convolve(card, *arrays)
+    residuals: list[tuple[Any, Any, str]] = [
+        (RESIDUAL, MixedDevicesError, r"the residual \(numpy.ndarray\) is not in the memory of"),
+        (FakeArray.of(X), ProblemError, r"the result's shape \(2, 4, 6, 7\), got \(2, 5, 6, 7\)"),
+        (FakeArray.of(RESIDUAL.astype("f2")), DtypeError, "residual must have the input's dtype"),
+    ]
+    for residual, error, message in residuals:
+        with pytest.raises(error, match=message):
+            convolve(card, x, w, b, residual=residual)
     outs: list[tuple[Any, Any, str]] = [
         (np.empty(PROBLEM.out_shape, np.float32), MixedDevicesError, "the out .* is not in the"),
         (wgpuconv.tensor(X, card), DtypeError, "out must be a .*FakeArray as the input is"),
@@ -417,6 +461,12 @@ def test_cupy_on_a_gpu(cuda: Device) -> None:
         both = cupy.zeros(same.input_shape, np.float32)
         with pytest.raises(ProblemError, match="out must not share memory with the input"):
             wgpuconv.conv2d(both, w[:, :4], padding=1, device=cuda, out=both)
+        r = cupy.asarray(RESIDUAL)
+        with pytest.raises(ProblemError, match="out must not share memory with the residual"):
+            wgpuconv.conv2d(x, w, b, padding=1, device=cuda, residual=r, out=r)
+        for image in (x, last):
+            got = wgpuconv.conv2d(image, w, b, padding=1, device=cuda, residual=r)
+            reference.check(ADDED, np.ascontiguousarray(got.get()), X, W, B, RESIDUAL)
 
 
 @pytest.mark.gpu

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from reference import arrays, convolve
+from reference import arrays, convolve, residual
 
 from wgpuconv import ConvProblem, Device, Tensor, plan_conv2d, plan_conv_transpose2d, tensor
 from wgpuconv.embed import EncodablePlan
@@ -33,7 +33,8 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
 
 
 def planned(problem: ConvProblem, device: Device, **more: Any) -> EncodablePlan:
-    arguments = {"stride": problem.stride, "padding": problem.padding[::2], "bias": problem.bias}
+    arguments = {"stride": problem.stride, "padding": problem.padding[::2]}
+    arguments |= {"bias": problem.bias, "residual": problem.residual}
     make = plan_conv_transpose2d if problem.transposed else plan_conv2d
     return make(problem.input_shape, problem.weight_shape, device=device, **{**arguments, **more})
 
@@ -124,6 +125,24 @@ def test_encode(app: Application, quiet: list[str], algorithm: str, into: str) -
     app.gpu.queue.submit([commands])
     want = convolve(FIRST, x, w, b) * (1 if into == "encoder" else 2)
     assert np.array_equal(app.read(out, FIRST.out_shape), want)
+
+
+def test_encode_with_a_residual(app: Application) -> None:
+    for plain in (FIRST, SECOND):
+        problem = plain.with_(residual=True)
+        x, w, b = arrays(problem, exact=True)
+        r = residual(problem, exact=True)
+        plan = planned(problem, app.device, algorithm="direct")
+        assert plan.problem == problem
+        given = {"input": app.buffer(x), "weight": app.buffer(w), "residual": app.buffer(r)}
+        given |= {} if b is None else {"bias": app.buffer(b)}
+        out = app.buffer(nbytes=problem.out_bytes)
+        encoder = app.gpu.create_command_encoder()
+        with pytest.raises(ProblemError, match="out must not be the buffer of the residual"):
+            plan.encode(encoder, **given, out=given["residual"])
+        plan.encode(encoder, **given, out=out)
+        app.gpu.queue.submit([encoder.finish()])
+        assert np.array_equal(app.read(out, problem.out_shape), convolve(problem, x, w, b, r))
 
 
 def test_a_chain_with_the_applications_own_shader(app: Application, quiet: list[str]) -> None:
@@ -240,6 +259,8 @@ def test_bad_input(app: Application) -> None:
         plan.encode(encoder, input=some, weight=more[0], out=more[1])
     with pytest.raises(ProblemError, match="was made without a bias"):
         without.encode(encoder, input=some, weight=more[0], out=more[1], bias=more[2])
+    with pytest.raises(ProblemError, match="was made without a residual"):
+        without.encode(encoder, input=some, weight=more[0], out=more[1], residual=more[2])
     with pytest.raises(DtypeError, match=r"input must be a GPUBuffer of \w+ or a wgpuconv.Tensor"):
         without.encode(encoder, input=None, weight=more[0], out=more[1])
     with pytest.raises(DtypeError, match="encoder must be a GPUCommandEncoder or a GPUComputePass"):

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from reference import arrays, convolve
+from reference import arrays, convolve, residual
 
 import wgpuconv
 from wgpuconv import Conv2d, ConvProblem, ConvTranspose2d, Device, Tensor, tensor
@@ -262,6 +262,38 @@ def test_torch_positions(device: Device) -> None:
     assert np.array_equal(got, want)
 
 
+# ---- residuals ----
+
+
+def test_residuals(device: Device, problem: ConvProblem) -> None:
+    added = problem.with_(residual=True)
+    x, w, b = arrays(added, exact=True)
+    r = residual(added, exact=True)
+    want = convolve(added, x, w, b, r)
+    for like in (r, np.asfortranarray(r), tensor(r, device)):
+        got = called(problem, x, w, b, residual=like, device=device)
+        assert isinstance(got, np.ndarray)
+        assert np.array_equal(got, want)
+        got = called(problem, tensor(x, device), w, b, residual=like)
+        assert isinstance(got, Tensor)
+        assert np.array_equal(got.numpy(), want)
+    assert np.array_equal(called(problem, x[0], w, b, residual=r[0], device=device), want[0])
+    none = called(problem, x[:0], w, b, residual=r[:0], device=device)
+    assert none.shape == (0, *want.shape[1:])
+    plain = called(problem, x, w, b, device=device)  # a call of its own, not the cached one
+    assert np.array_equal(plain, convolve(problem, x, w, b))
+    assert called(problem, x, w, b, residual=r, out=r, device=device) is r  # copied before
+    assert np.array_equal(r, want)
+
+
+def test_the_input_as_residual(device: Device) -> None:
+    problem = ConvProblem.parse("conv2d f32 n2 c4 h6 w5 k4 r3 s3 pad1 residual act:relu")
+    x, w, _ = arrays(problem, exact=True)
+    for given in (x, tensor(x, device)):
+        got = called(problem, given, w, residual=given, device=device)
+        assert np.array_equal(np.asarray(got), convolve(problem, x, w, None, x))
+
+
 # ---- out ----
 
 
@@ -439,6 +471,14 @@ def test_modules(device: Device, problem: ConvProblem, data: Any, algorithm: str
     out = np.empty_like(want, dtype=np.float32)
     assert module(x, out=out) is out
     assert np.array_equal(out, want)
+    added = problem.with_(residual=True)
+    r = residual(added, exact=True)
+    want = convolve(added, x, w, b, r)
+    assert np.array_equal(module(x, residual=r), want)
+    assert np.array_equal(module(x[0], residual=r[0]), want[0])
+    assert np.array_equal(module(tensor(x, device), residual=tensor(r, device)).numpy(), want)
+    with pytest.raises(ProblemError, match="residual must have the result's shape"):
+        module(x, residual=r[..., :1])
 
 
 def test_module_weights_are_its_own(device: Device) -> None:

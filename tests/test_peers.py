@@ -343,6 +343,7 @@ PROBLEMS = [
     "conv2d f32 n1 c3 h8 w8 k4 r3 s3 act:tanh",
     "conv_transpose2d f32 n2 c6 h5 w6 k4 r4 s3 stride2 pad1 outpad1,0 groups2 bias act:relu",
     "conv_transpose2d f32 n1 c4 h5 w6 k4 r3 s3 stride2 pad1 dil2,1 nhwc",
+    "conv2d f32 n2 c4 h9 w8 k6 r3 s3 pad1 bias residual act:relu nhwc",
     "conv2d f16 n2 c4 h9 w8 k6 r3 s3 stride1 pad1 bias act:relu",
 ]
 

@@ -17,12 +17,14 @@ PROBLEM = ConvProblem.parse("conv2d f32 n1 c3 h4 w4 k2 r3 s3 stride1 pad1")
 
 
 def test_shader_of() -> None:
-    shader = Shader.of("gemm", "f16", Activation("relu"), TILE_M=64, In="f16")
-    assert shader == Shader("gemm", (("In", "f16"), ("TILE_M", 64)), "f16", "relu")
-    assert shader == Shader.of("gemm", "f16", Activation("relu"), In="f16", TILE_M=64)
-    assert hash(shader) == hash(Shader.of("gemm", "f16", Activation("relu"), In="f16", TILE_M=64))
-    assert shader.ending_with(Activation("tanh")).activation == "tanh"
-    assert Shader.of("gemm").activation == "identity"
+    shader = Shader.of("gemm", "f16", TILE_M=64, In="f16")
+    assert shader == Shader("gemm", (("In", "f16"), ("TILE_M", 64)), "f16")
+    assert shader == Shader.of("gemm", "f16", In="f16", TILE_M=64)
+    assert hash(shader) == hash(Shader.of("gemm", "f16", In="f16", TILE_M=64))
+    assert (shader.activation, shader.residual) == ("identity", False)
+    ending = shader.ending_as(PROBLEM.with_(activation=Activation("tanh"), residual=True))
+    assert (ending.activation, ending.residual) == ("tanh", True)
+    assert ending.ending_as(PROBLEM) == shader
 
 
 def test_plan_sums() -> None:

@@ -59,6 +59,7 @@ def problems(draw: st.DrawFn) -> ConvProblem:
         dtype=dtype,
         precision=draw(st.sampled_from(["default", "tf32"] if dtype == "f32" else ["default"])),
         bias_shape=(k,) if draw(st.booleans()) else None,
+        residual=draw(st.booleans()),
         stride=stride,
         padding=(pads[:2], pads[2:]),
         dilation=dilation,
@@ -87,6 +88,7 @@ def test_text_round_trip(problem: ConvProblem) -> None:
         "conv_transpose2d f16 n1 c8 h5 w5 k4 r3 s3 stride2 pad1 outpad1,0 groups2 nhwc bias "
         "act:clip,0,6",
         "conv2d f32 n1 c4 h9 w9 k4 r3 s2 stride1,2 pad0,1,2,3 dil2 act:leaky_relu,0.2",
+        "conv2d f32 n1 c64 h56 w56 k64 r3 s3 stride1 pad1 bias residual act:relu",
     ],
 )
 def test_texts_of_the_documentation(text: str) -> None:
@@ -251,6 +253,9 @@ def test_shapes_and_sizes() -> None:
     assert p.multiply_adds == 2 * 7 * 7 * 6 * 12
     assert (p.input_bytes, p.out_bytes, p.weight_bytes) == (2 * 1152 // 2, 2 * 588, 2 * 72)
     assert p.bias
+    assert not p.residual
+    assert p.residual_bytes == 0
+    assert p.with_(residual=True).residual_bytes == p.out_bytes
     assert not p.empty
     assert conv((0, 4, 9, 8)).empty
     t = transpose(stride=2, padding=1, output_padding=(1, 0))

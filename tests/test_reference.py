@@ -141,7 +141,11 @@ def test_pytorch_agrees(text: str) -> None:
         )
     else:
         y = torch.nn.functional.conv2d(x, w, b, p.stride, pads, p.dilation, p.groups)
-    np.testing.assert_allclose(reference.convolve(p, x, w, b), y.numpy(), rtol=1e-12, atol=1e-12)
+    got, added = reference.convolve(p, x, w, b), y.numpy()[..., ::-1]
+    np.testing.assert_allclose(got, y.numpy(), rtol=1e-12, atol=1e-12)
+    got = reference.convolve(p.with_(residual=True, activation=Activation("relu")), x, w, b, added)
+    want = np.maximum(y.numpy() + added, 0)
+    np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)

@@ -13,7 +13,7 @@ import pytest
 
 from wgpuconv import Device
 from wgpuconv.plan import Pass, Shader
-from wgpuconv.problem import ACTIVATIONS, Activation
+from wgpuconv.problem import ACTIVATIONS
 from wgpuconv.shader import (
     ORDERS,
     Binding,
@@ -96,9 +96,26 @@ def test_each_file_specialises(device: Device, name: str, dtype: str) -> None:
 def test_each_activation_fits_each_ending(device: Device, name: str, activation: str) -> None:
     shader = dataclasses.replace(Shader.of(name), activation=activation)
     text = specialise(shader)
-    assert "{ return v; }" not in text
+    assert "fn activate(v: f32) -> f32 { return v; }" not in text
     if name == "col2im":  # the bodies are the same in all; one file proves that they compile
         device.backend.gpu_device.create_shader_module(code=text)
+
+
+@pytest.mark.parametrize("name", [n for n in shader_names() if "fn add_residual" in load(n)])
+@pytest.mark.parametrize("dtype", ["f32", "f16"])
+def test_a_residual_is_bound_beside_the_output(device: Device, name: str, dtype: str) -> None:
+    if dtype == "f16" and not device.facts.f16:
+        pytest.skip(f"{device.name} has no shader-f16")
+    shader = Shader.of(name, dtype, **({"Out": dtype} if "alias Out" in load(name) else {}))
+    plain, text = (
+        specialise(dataclasses.replace(shader, residual=residual)) for residual in (False, True)
+    )
+    device.backend.gpu_device.create_shader_module(code=text)
+    without, found = interface(plain).bindings, interface(text).bindings
+    last = len(without) + 1
+    assert set(found) == {*without, Binding(last, "residual", writable=False)}
+    assert last <= 8  # the storage buffers that WebGPU promises a shader
+    assert "residual:" not in plain
 
 
 def test_activations_compute_what_they_say(device: Device) -> None:
@@ -178,7 +195,9 @@ def test_other_mismatches() -> None:
     with pytest.raises(KeyError, match="no function act_mish"):
         specialise(dataclasses.replace(Shader.of("gemm"), activation="mish"))
     with pytest.raises(KeyError, match="no one-line 'fn activate"):
-        specialise(Shader.of("im2col", "f32", Activation("relu")))
+        specialise(dataclasses.replace(Shader.of("im2col"), activation="relu"))
+    with pytest.raises(KeyError, match="no one-line 'fn add_residual"):
+        specialise(dataclasses.replace(Shader.of("copy_planes"), residual=True))
 
 
 # ---- loops ----

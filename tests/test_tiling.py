@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from reference import NUMPY, arrays, check, convolve
+from reference import NUMPY, arrays, check, convolve, residual
 
 from wgpuconv import Device, planner, tiling
 from wgpuconv.algorithms import ALGORITHMS, find
@@ -55,6 +55,12 @@ CASES = [
     ("conv_transpose2d f16 n1 c3 h20 w9 k3 r4 s3 stride1,3 pad2,1,0,2 dil3,1", 1024),
     # ... fewer than the stride, so that each part packs other taps of the same weight
     ("conv_transpose2d f32 n1 c2 h9 w200 k2 r7 s3 stride7,1 pad3,1", 4096),
+    # a residual, cut as the output is: images in place, filters, rows and columns staged
+    ("conv2d f32 n9 c4 h8 w8 k8 r3 s3 pad1 bias residual", 8192),
+    ("conv2d f32 n2 c2 h16 w16 k24 r3 s3 pad1 nhwc bias residual", 8192),
+    ("conv2d f32 n2 c3 h41 w15 k5 r3 s3 pad1 residual", 4096),
+    ("conv_transpose2d f32 n2 c3 h20 w9 k4 r3 s3 stride2 pad1 outpad1 bias residual", 4096),
+    ("conv_transpose2d f32 n1 c2 h3 w500 k3 r3 s3 stride2 pad1 residual", 4096),
     # columns: a signal of one row
     ("conv2d f32 n1 c2 h1 w3000 k3 r1 s5 pad0,2 bias", 4096),
     ("conv2d f32 n1 c2 h3 w900 k3 r3 s3 pad1 nhwc", 4096),
@@ -81,6 +87,7 @@ def problems(draw: Any) -> ConvProblem:
             (k, c // groups, r, s) if op == "conv2d" else (c, k // groups, r, s),
             dtype=draw(st.sampled_from(["f32", "f16"])),
             bias_shape=(k,) if draw(st.booleans()) else None,
+            residual=draw(st.booleans()),
             stride=stride,
             padding=(
                 draw(st.tuples(SIZES, SIZES))
@@ -111,7 +118,8 @@ def split(p: ConvProblem, limits: Limits) -> tuple[tiling.Part, ...]:
 def check_parts(p: ConvProblem, limits: Limits) -> None:
     """Parts fit, write each output element once, and make of their boxes what the whole is."""
     x, w, b = arrays(p)
-    want = convolve(p, x, w, b)
+    added = residual(p)
+    want = convolve(p, x, w, b, added)
     got, written = np.full(p.out_shape, np.nan), np.zeros(p.out_shape, int)
     found = split(p, limits)
     for part in found:
@@ -123,7 +131,8 @@ def check_parts(p: ConvProblem, limits: Limits) -> None:
         assert got[part.out].shape == q.out_shape
         own = None if b is None else b[part.bias]
         assert own is None or own.shape == (q.k,)
-        got[part.out] = convolve(q, x[part.input], w[part.weight], own)
+        like = None if added is None else added[part.out]
+        got[part.out] = convolve(q, x[part.input], w[part.weight], own, like)
         written[part.out] += 1
     assert (written == 1).all()
     np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-12)
@@ -153,6 +162,7 @@ def check_plan(plan: Plan, limits: Limits) -> None:
         "input": p.input_bytes,
         "weight": p.weight_bytes,
         "bias": p.k * p.itemsize,
+        "residual": p.residual_bytes,
         "out": p.out_bytes,
     }
     sizes = {
@@ -260,11 +270,13 @@ def test_copies_bring_and_take_the_boxes(p: ConvProblem, binding: int) -> None:
     plan = lowered(p, "direct", facts)
     assert plan is not None
     x, w, b = arrays(p)
+    added = residual(p)
     want = np.random.default_rng(2).standard_normal(p.out_shape).astype(NUMPY[p.dtype])
     buffers = {
         "input": x.ravel(),
         "weight": w.ravel(),
         "bias": np.zeros(0) if b is None else b,
+        "residual": np.zeros(0) if added is None else added.ravel(),
         "out": np.full(want.size, np.nan, want.dtype),
         **{role: np.full(size // p.itemsize, np.nan, x.dtype) for role, size in plan.staged},
     }
@@ -276,6 +288,9 @@ def test_copies_bring_and_take_the_boxes(p: ConvProblem, binding: int) -> None:
         np.testing.assert_array_equal(_view(buffers, regions["weight"]), w[part.weight].ravel())
         if b is not None:
             np.testing.assert_array_equal(_view(buffers, regions["bias"]), b[part.bias].ravel())
+        if added is not None:
+            like = _view(buffers, regions["residual"])
+            np.testing.assert_array_equal(like, added[part.out].ravel())
         _view(buffers, regions["y"])[:] = want[part.out].ravel()
 
     run_copies(plan, buffers, compute)
@@ -397,12 +412,15 @@ def run(
     x: np.ndarray,
     w: np.ndarray,
     b: np.ndarray | None,
+    added: np.ndarray | None = None,
     *,
     keep: bool,
 ) -> np.ndarray:
     backend, p = device.backend, plan.problem
     out = np.full(p.out_shape, np.nan, NUMPY[p.dtype])
-    given = {"input": x, "weight": w, "out": out} | ({} if b is None else {"bias": b})
+    given = {"input": x, "weight": w, "out": out}
+    given |= {} if b is None else {"bias": b}
+    given |= {} if added is None else {"residual": added}
     buffers = {role: backend.allocate(array.nbytes) for role, array in given.items()}
     for role, array in given.items():
         backend.write(buffers[role], array)
@@ -456,10 +474,10 @@ def check_on_device(device: Device, text: str, binding: int, name: str) -> None:
         assert name == "implicit_gemm"
         pytest.skip("its smallest tile is larger than so small a binding")
     check_plan(plan, limits)
-    x, w, b = arrays(p, exact=True)
+    given = *arrays(p, exact=True), residual(p, exact=True)
     for keep in (False, True):
-        got = run(device, plan, x, w, b, keep=keep)
-        check(p, got, x, w, b, exact=True, bilinear=plan.bilinear, label=plan.label)
+        got = run(device, plan, *given, keep=keep)
+        check(p, got, *given, exact=True, bilinear=plan.bilinear, label=plan.label)
 
 
 @pytest.mark.slow

@@ -713,6 +713,8 @@ VERIFIED = [
     "conv2d f32 n1 c3 h8 w8 k4 r3 s3 act:silu",
     "conv2d f32 n1 c3 h8 w8 k4 r3 s3 act:tanh",
     "conv2d f32 n1 c3 h8 w8 k4 r3 s3 act:relu",
+    "conv2d f32 n2 c3 h8 w7 k4 r3 s3 bias residual act:relu nhwc",
+    "conv2d f16 n2 c3 h8 w7 k4 r3 s3 residual",
     "conv_transpose2d f32 n2 c4 h5 w6 k6 r3 s4 stride2,3 pad1,0,2,1 outpad1,2 dil1,2 groups2 bias",
     "conv_transpose2d f16 n1 c8 h4 w4 k4 r2 s2 stride2 nhwc",
 ]
@@ -721,7 +723,8 @@ VERIFIED = [
 def exact(check: Check) -> np.ndarray:
     p, data = check.problem, check.data
     dtype = reference.NUMPY[p.dtype]
-    return reference.convolve(p, data["input"], data["weight"], data.get("bias")).astype(dtype)
+    arrays = data["input"], data["weight"], data.get("bias"), data.get("residual")
+    return reference.convolve(p, *arrays).astype(dtype)
 
 
 @pytest.mark.parametrize("text", VERIFIED)
@@ -735,7 +738,8 @@ def test_an_output_off_by_little_is_found(text: str) -> None:
     check = Check(ConvProblem.parse(text))
     p = check.problem
     right, data = exact(check), check.data
-    bound = reference.bound(p, data["input"], data["weight"], data.get("bias"))
+    arrays = data["input"], data["weight"], data.get("bias"), data.get("residual")
+    bound = reference.bound(p, *arrays)
     for at in (0, -1):
         wrong = right.copy()
         wrong.reshape(-1)[at] += 8 * bound.reshape(-1)[at] + 2.0**-16

@@ -36,20 +36,35 @@ class EncodablePlan:
         """The passes, as data."""
         return self._compiled.plan  # type: ignore[no-any-return]
 
-    def encode(self, encoder: Any, *, input: Any, weight: Any, out: Any, bias: Any = None) -> None:
+    def encode(
+        self,
+        encoder: Any,
+        *,
+        input: Any,
+        weight: Any,
+        out: Any,
+        bias: Any = None,
+        residual: Any = None,
+    ) -> None:
         """Records the convolution; submits nothing and waits for nothing.
 
         Args:
             encoder: the caller's ``GPUCommandEncoder``, or a ``GPUComputePassEncoder``.
-            input, weight, bias, out: ``GPUBuffer`` objects with usage STORAGE, or tensors, in
-                C order, of the problem's shapes and dtype, from their buffer's beginning.
+            input, weight, bias, residual, out: ``GPUBuffer`` objects with usage STORAGE, or
+                tensors, in C order, of the problem's shapes and dtype, from their buffer's
+                beginning.
         """
-        given = {"input": input, "weight": weight, "bias": bias, "out": out}
-        if (bias is not None) != self.problem.bias:
-            state = "needs a bias" if self.problem.bias else "was made without a bias"
-            raise ProblemError(f"the plan for {self.problem} {state}")
-        if bias is None:
-            del given["bias"]
+        given = {"input": input, "weight": weight, "out": out}
+        optional = {
+            "bias": (bias, self.problem.bias),
+            "residual": (residual, self.problem.residual),
+        }
+        for role, (value, wanted) in optional.items():
+            if (value is not None) != wanted:
+                state = "needs" if wanted else "was made without"
+                raise ProblemError(f"the plan for {self.problem} {state} a {role}")
+            if wanted:
+                given[role] = value
         buffers = {}
         for role, value in given.items():
             if isinstance(value, Tensor) and value.device is not self.device:
@@ -87,6 +102,7 @@ def plan_conv2d(
     groups: int = 1,
     *,
     bias: bool = False,
+    residual: bool = False,
     dtype: Any = "f32",
     activation: Any = None,
     layout: str = "NCHW",
@@ -97,6 +113,7 @@ def plan_conv2d(
 ) -> EncodablePlan:
     """A conv2d of these shapes, to be recorded many times.
 
+    ``bias`` and ``residual`` say whether ``encode`` is given one (see conv2d).
     ``dtype`` is float32 or float16, as a numpy dtype or by name ('f32', 'f16').
     """
     parameters = (stride, padding, dilation, 0, groups, layout, activation, precision)
@@ -105,7 +122,7 @@ def plan_conv2d(
         input_shape,
         weight_shape,
         parameters,
-        bias,
+        (bias, residual),
         dtype,
         algorithm,
         device,
@@ -123,6 +140,7 @@ def plan_conv_transpose2d(
     dilation: Any = 1,
     *,
     bias: bool = False,
+    residual: bool = False,
     dtype: Any = "f32",
     activation: Any = None,
     layout: str = "NCHW",
@@ -138,7 +156,7 @@ def plan_conv_transpose2d(
         input_shape,
         weight_shape,
         parameters,
-        bias,
+        (bias, residual),
         dtype,
         algorithm,
         device,
@@ -151,7 +169,7 @@ def _plan(
     input_shape: Sequence[int],
     weight_shape: Sequence[int],
     parameters: tuple[Any, ...],
-    bias: bool,
+    added: tuple[bool, bool],
     dtype: Any,
     algorithm: str,
     device: Device | str | None,
@@ -161,7 +179,8 @@ def _plan(
         if hasattr(shape, "dtype"):
             raise DtypeError(f"{name} must be a shape, got an array; pass its .shape")
     problem = problem_of(op, input_shape, weight_shape, None, _dtype_name(dtype), parameters)
-    problem = problem.with_(bias=bool(bias))
+    bias, residual = (bool(each) for each in added)
+    problem = problem.with_(bias=bias, residual=residual)
     on = as_device(device) or default_device()
     compiled = on.compiled(problem, algorithm=algorithm, workspace_limit=workspace_limit)
     return EncodablePlan(on, compiled)

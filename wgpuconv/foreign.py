@@ -59,24 +59,29 @@ def host_of(device: Device | None, arrays: dict[str, Any]) -> Device | None:
 def with_tensors(on: Device, arrays: dict[str, Any], layout: str, call: Call) -> Any:
     """The result of ``call`` with tensors over the memory of these arrays (of ``host_of``).
 
-    An input in NCHW whose strides are those of NHWC is one of NHWC for the call, and the result
-    has such strides too.
+    An input in NCHW whose strides are those of NHWC is one of NHWC for the call, and the residual
+    and the result have such strides too. (Not where the residual is a tensor, which has none.)
     """
     guests: Guests = on.backend.guests
-    x, out = arrays["input"], arrays.get("out")
+    x, residual, out = (arrays[name] for name in ("input", "residual", "out"))
     if out is not None and isinstance(x, Tensor) != isinstance(out, Tensor):
         raise DtypeError(f"out must be a {_kind(x)} as the input is, got a {_kind(out)}")
     with guests.following(next(v for v in arrays.values() if not isinstance(v, _OURS))):
-        lent = {
-            name: guests.receive(name, value, image=name == "input" and layout == "NCHW")
-            for name, value in arrays.items()
-            if name != "out" and not isinstance(value, _OURS)
-        }
-        last = "input" in lent and lent["input"].channels_last
+        lent: dict[str, Guest] = {}
+        last = False
+        if not isinstance(x, _OURS):
+            either = layout == "NCHW" and not isinstance(residual, Tensor)
+            lent["input"] = guests.receive("input", x, channels_last=None if either else False)
+            last = lent["input"].channels_last
+        for name, value in arrays.items():
+            if name not in ("input", "out") and not isinstance(value, _OURS):
+                like_input = last and name == "residual"
+                lent[name] = guests.receive(name, value, channels_last=like_input)
         tensors = arrays | {name: _tensor(on, guest) for name, guest in lent.items()}
         target = None
         if not isinstance(out, _OURS):
-            target = guests.receive("out", out, image=layout == "NCHW")
+            order = None if layout == "NCHW" else False
+            target = guests.receive("out", out, channels_last=order)
             fits = not target.copied and target.channels_last == last
             tensors["out"] = _tensor(on, target) if fits else None
         result = call(tensors, "NHWC" if last else layout)

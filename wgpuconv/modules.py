@@ -48,9 +48,7 @@ class _Module:
         self._algorithm = algorithm
         self._limit = workspace_limit
         self._check_parameters()
-        self._ready: OrderedDict[tuple[tuple[int, ...], str], tuple[Any, Tensor | None]] = (
-            OrderedDict()
-        )
+        self._ready: OrderedDict[tuple[Any, ...], tuple[Any, Tensor | None]] = OrderedDict()
 
     def _check_parameters(self) -> None:
         """Raises at once what would be wrong with every input, by trying a large one."""
@@ -64,7 +62,12 @@ class _Module:
         image = (LARGE, LARGE, max(channels, 1)) if last else (max(channels, 1), LARGE, LARGE)
         self._problem((1, *image), layout)
 
-    def _problem(self, shape: tuple[int, ...], layout: str) -> ConvProblem:
+    def _problem(
+        self,
+        shape: tuple[int, ...],
+        layout: str,
+        residual_shape: tuple[int, ...] | None = None,
+    ) -> ConvProblem:
         parameters = (*self._parameters[:LAYOUT], layout, *self._parameters[LAYOUT + 1 :])
         bias_shape = None if self.bias is None else self.bias.shape
         return problem_of(
@@ -74,22 +77,23 @@ class _Module:
             bias_shape,
             DTYPE_NAMES[self._dtype],
             parameters,
+            residual_shape,
         )
 
-    def __call__(self, input: Any, *, out: Any = None) -> Any:
-        """Convolves an array as conv2d takes it; the same kind comes back."""
-        given = {"input": input, "out": out}
+    def __call__(self, input: Any, *, residual: Any = None, out: Any = None) -> Any:
+        """Convolves an array, adding a residual, as conv2d takes them; the same kind comes back."""
+        given = {"input": input, "residual": residual, "out": out}
         layout = self._parameters[LAYOUT]
         if foreign.host_of(self.device, given) is not None:
             return foreign.with_tensors(
-                self.device, given, layout, lambda t, order: self._call(t["input"], t["out"], order)
+                self.device, given, layout, lambda t, order: self._call(**t, layout=order)
             )
-        return self._call(input, out, layout)
+        return self._call(**given, layout=layout)
 
-    def _call(self, input: Any, out: Any, layout: str) -> Any:
-        common_dtype(weight=self.weight, input=input)
-        common_device(self.device, input=input, out=out)
-        key = (input.shape, layout)
+    def _call(self, input: Any, residual: Any, out: Any, layout: str) -> Any:
+        common_dtype(weight=self.weight, input=input, residual=residual)
+        common_device(self.device, input=input, residual=residual, out=out)
+        key = (input.shape, layout, None if residual is None else residual.shape)
         found = self._ready.get(key)
         if found is None:
             found = self._prepare(*key)
@@ -98,10 +102,12 @@ class _Module:
                 self._ready.popitem(last=False)
         compiled, prepared = found
         buffer = None if prepared is None else prepared.buffer
-        return run(compiled, self.device, input, self.weight, self.bias, out, buffer)
+        return run(compiled, self.device, input, self.weight, self.bias, residual, out, buffer)
 
-    def _prepare(self, shape: tuple[int, ...], layout: str) -> tuple[Any, Tensor | None]:
-        problem = self._problem(shape, layout)
+    def _prepare(
+        self, shape: tuple[int, ...], layout: str, residual_shape: tuple[int, ...] | None
+    ) -> tuple[Any, Tensor | None]:
+        problem = self._problem(shape, layout, residual_shape)
         compiled = self.device.compiled(
             problem, algorithm=self._algorithm, workspace_limit=self._limit
         )

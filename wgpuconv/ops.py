@@ -27,6 +27,7 @@ def conv2d(
     dilation: Any = 1,
     groups: int = 1,
     *,
+    residual: Array | None = None,
     activation: Any = None,
     layout: str = "NCHW",
     precision: str = "default",
@@ -49,6 +50,9 @@ def conv2d(
         padding: zeros around the input: pixels, (vertical, horizontal),
             ((top, bottom), (left, right)), 'valid', or 'same' (stride 1 only).
         groups: divides C and K; ``groups=C`` is a depthwise convolution.
+        residual: added to the result before the activation, in the kernel's last step: of the
+            result's shape, layout and dtype. The input itself may be given, but not ``out``'s
+            tensor.
         activation: None, 'relu', 'relu6', ('leaky_relu', slope), ('clip', low, high),
             'sigmoid', 'tanh', 'gelu' (exact) or 'silu', applied in the kernel's last step.
         precision: 'default' multiplies float32 as it is; 'tf32' allows a CUDA device to round
@@ -71,7 +75,7 @@ def conv2d(
     """
     return _convolve(
         "conv2d",
-        (input, weight, bias, out),
+        (input, weight, bias, residual, out),
         (stride, padding, dilation, 0, groups, layout, activation, precision),
         (algorithm, workspace_limit),
         device,
@@ -88,6 +92,7 @@ def conv_transpose2d(
     groups: int = 1,
     dilation: Any = 1,
     *,
+    residual: Array | None = None,
     activation: Any = None,
     layout: str = "NCHW",
     precision: str = "default",
@@ -109,7 +114,7 @@ def conv_transpose2d(
     """
     return _convolve(
         "conv_transpose2d",
-        (input, weight, bias, out),
+        (input, weight, bias, residual, out),
         (stride, padding, dilation, output_padding, groups, layout, activation, precision),
         (algorithm, workspace_limit),
         device,
@@ -123,17 +128,19 @@ def problem_of(
     bias_shape: Sequence[int] | None,
     dtype: str,
     parameters: tuple[Any, ...],
+    residual_shape: Sequence[int] | None = None,
 ) -> ConvProblem:
     """The validated problem of a call, batched or not."""
     stride, padding, dilation, output_padding, groups, layout, activation, precision = parameters
     unbatched = hasattr(input_shape, "__len__") and len(input_shape) == 3
     shape = (1, *input_shape) if unbatched else input_shape
-    return ConvProblem.from_call(
+    problem = ConvProblem.from_call(
         op,
         shape,
         weight_shape,
         dtype=dtype,
         bias_shape=bias_shape,
+        residual=residual_shape is not None,
         stride=stride,
         padding=padding,
         dilation=dilation,
@@ -143,42 +150,64 @@ def problem_of(
         activation=activation,
         precision=precision,
     )
+    out_shape = problem.out_shape[1:] if unbatched else problem.out_shape
+    if residual_shape is not None and tuple(residual_shape) != out_shape:
+        raise ProblemError(
+            f"residual must have the result's shape {out_shape}, got {tuple(residual_shape)}"
+        )
+    return problem
 
 
 def _convolve(
     op: Op,
-    arrays: tuple[Any, Any, Any, Any],
+    arrays: tuple[Any, Any, Any, Any, Any],
     parameters: tuple[Any, ...],
     choice: tuple[str, int | None],
     device: Device | str | None,
 ) -> Any:
-    x, weight, bias, out = arrays
+    x, weight, bias, residual, out = arrays
     on = as_device(device)
-    given = {"input": x, "weight": weight, "bias": bias, "out": out}
+    given = {"input": x, "weight": weight, "bias": bias, "residual": residual, "out": out}
     host = foreign.host_of(on, given)
     if host is not None:
 
         def call(tensors: dict[str, Any], layout: str) -> Any:
             changed = (*parameters[:LAYOUT], layout, *parameters[LAYOUT + 1 :])
-            four = (tensors["input"], tensors["weight"], tensors["bias"], tensors["out"])
-            return _convolve(op, four, changed, choice, host)
+            x, weight, bias, residual, out = (tensors[name] for name in given)
+            return _convolve(op, (x, weight, bias, residual, out), changed, choice, host)
 
         return foreign.with_tensors(host, given, parameters[LAYOUT], call)
-    dtype = common_dtype(input=x, weight=weight, bias=bias)
-    on = common_device(on, input=x, weight=weight, bias=bias, out=out)
+    dtype = common_dtype(input=x, weight=weight, bias=bias, residual=residual)
+    on = common_device(on, input=x, weight=weight, bias=bias, residual=residual, out=out)
     bias_shape = None if bias is None else bias.shape
-    key = (op, x.shape, weight.shape, bias_shape, dtype)
+    residual_shape = None if residual is None else residual.shape
+    key = (op, x.shape, weight.shape, bias_shape, residual_shape, dtype)
     compiled = on.call_cache.get(key, parameters + choice)
     if compiled is None:
-        problem = problem_of(op, x.shape, weight.shape, bias_shape, DTYPE_NAMES[dtype], parameters)
+        problem = problem_of(
+            op,
+            x.shape,
+            weight.shape,
+            bias_shape,
+            DTYPE_NAMES[dtype],
+            parameters,
+            residual_shape,
+        )
         algorithm, limit = choice
         compiled = on.compiled(problem, algorithm=algorithm, workspace_limit=limit)
         on.call_cache.put(key, parameters + choice, compiled)
-    return run(compiled, on, x, weight, bias, out)
+    return run(compiled, on, x, weight, bias, residual, out)
 
 
 def run(
-    compiled: Any, on: Device, x: Any, weight: Any, bias: Any, out: Any, prepared: Any = None
+    compiled: Any,
+    on: Device,
+    x: Any,
+    weight: Any,
+    bias: Any,
+    residual: Any,
+    out: Any,
+    prepared: Any = None,
 ) -> Any:
     """Runs a compiled plan on arrays that fit its problem; see conv2d for what comes back."""
     problem = compiled.plan.problem
@@ -197,6 +226,8 @@ def run(
         tensors = {"input": _on(on, x), "weight": _on(on, weight)}
         if bias is not None:
             tensors["bias"] = _on(on, bias)
+        if residual is not None:
+            tensors["residual"] = tensors["input"] if residual is x else _on(on, residual)
         buffers = {role: value.buffer for role, value in tensors.items()}
         if out is result:
             refuse_overlap(buffers, result.buffer)
@@ -236,10 +267,10 @@ def _check_out(out: Any, shape: tuple[int, ...], dtype: Any, x: Any) -> None:
 
 
 def common_dtype(**arrays: Any) -> Any:
-    """The one dtype of all arguments; all but a bias must be there."""
+    """The one dtype of all arguments; all but a bias and a residual must be there."""
     first, dtype = "", None
     for name, value in arrays.items():
-        if value is None and name == "bias":
+        if value is None and name in ("bias", "residual"):
             continue
         if not isinstance(value, (np.ndarray, Tensor)):
             how = ".detach().cpu().numpy()" if hasattr(value, "detach") else "numpy.asarray"

@@ -13,7 +13,7 @@ from typing import Literal
 from .bilinear import Bilinear
 from .errors import AlgorithmRefusedError
 from .facts import Limits
-from .problem import Activation, ConvProblem
+from .problem import ConvProblem
 
 Value = int | float | bool | str
 Config = dict[str, Value]
@@ -25,6 +25,7 @@ Role = Literal[
     "input",
     "weight",
     "bias",
+    "residual",
     "out",
     "workspace",
     "product",
@@ -33,6 +34,7 @@ Role = Literal[
     "staged_input",
     "staged_weight",
     "staged_bias",
+    "staged_residual",
     "staged_out",
 ]
 """Which buffer a region lies in: an argument of the call, scratch memory (two of them), weights
@@ -57,22 +59,21 @@ class Shader:
     constants: tuple[tuple[str, Constant], ...] = ()
     dtype: str = "f32"
     activation: str = "identity"
+    residual: bool = False
 
     @classmethod
     def of(
         cls,
         file: str,
         dtype: str = "f32",
-        activation: Activation | None = None,
         /,
         **constants: Constant,
     ) -> Shader:
-        name = "identity" if activation is None else activation.name
-        return cls(file, tuple(sorted(constants.items())), dtype, name)
+        return cls(file, tuple(sorted(constants.items())), dtype)
 
-    def ending_with(self, activation: Activation) -> Shader:
-        """The same kernel with that activation in its last step."""
-        return replace(self, activation=activation.name)
+    def ending_as(self, problem: ConvProblem) -> Shader:
+        """The same kernel with the problem's residual and activation in its last step."""
+        return replace(self, activation=problem.activation.name, residual=problem.residual)
 
 
 @dataclass(frozen=True)

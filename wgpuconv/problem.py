@@ -115,7 +115,8 @@ class ConvProblem:
     height and width. ``padding`` is (top, bottom, left, right); for ``conv_transpose2d``
     it is cropped from the output, as in PyTorch. The weight is (K, C/groups, R, S) for
     ``conv2d`` and (C, K/groups, R, S) for ``conv_transpose2d``, in either ``layout``;
-    ``layout`` orders the input and the output. ``precision`` "tf32" allows a kernel to round
+    ``layout`` orders the input and the output, and the ``residual``, an array like the output
+    that is added before the activation. ``precision`` "tf32" allows a kernel to round
     float32 inputs and weights to TF32 (10 bits of mantissa) before it multiplies; sums stay in
     float32.
     """
@@ -136,6 +137,7 @@ class ConvProblem:
     groups: int = 1
     layout: str = "NCHW"
     bias: bool = False
+    residual: bool = False
     activation: Activation = IDENTITY
     precision: str = "default"
 
@@ -205,6 +207,10 @@ class ConvProblem:
         return math.prod(self.out_shape) * self.itemsize
 
     @property
+    def residual_bytes(self) -> int:
+        return self.out_bytes if self.residual else 0
+
+    @property
     def weight_bytes(self) -> int:
         return math.prod(self.weight_shape) * self.itemsize
 
@@ -235,6 +241,7 @@ class ConvProblem:
         *,
         dtype: str = "f32",
         bias_shape: Sequence[int] | None = None,
+        residual: bool = False,
         stride: Any = 1,
         padding: Any = 0,
         dilation: Any = 1,
@@ -315,6 +322,7 @@ class ConvProblem:
             groups=groups,
             layout=layout,
             bias=bias_shape is not None,
+            residual=residual,
             activation=Activation.of(activation),
             precision=precision,
         )
@@ -381,6 +389,8 @@ class ConvProblem:
             words.append("nhwc")
         if self.bias:
             words.append("bias")
+        if self.residual:
+            words.append("residual")
         if self.activation != IDENTITY:
             words.append(f"act:{self.activation}")
         if self.precision != "default":
@@ -397,8 +407,8 @@ class ConvProblem:
                 f"an example: {_EXAMPLE}"
             )
         op: Op = "conv2d" if words[0] == "conv2d" else "conv_transpose2d"
-        dtype, layout, bias, activation = "f32", "NCHW", False, IDENTITY
-        precision = "default"
+        dtype, layout, activation, precision = "f32", "NCHW", IDENTITY, "default"
+        bias = residual = False
         numbers: dict[str, tuple[int, ...]] = {}
         for word in words[1:]:
             match = re.fullmatch(rf"({'|'.join(_NUMBERED)})(\d+(?:,\d+)*)", word)
@@ -412,6 +422,8 @@ class ConvProblem:
                 layout = word.upper()
             elif word == "bias":
                 bias = True
+            elif word == "residual":
+                residual = True
             elif word in PRECISIONS[1:]:
                 precision = word
             elif word.startswith("act:"):
@@ -440,6 +452,7 @@ class ConvProblem:
             (k, c // groups, r, s) if op == "conv2d" else (c, k // groups, r, s),
             dtype=dtype,
             bias_shape=(k,) if bias else None,
+            residual=residual,
             stride=numbers.get("stride", (1,)),
             padding=((pad[0], pad[1]), (pad[2], pad[3])) if len(pad) == 4 else pad,
             dilation=numbers.get("dil", (1,)),
@@ -456,6 +469,7 @@ class ConvProblem:
 
 
 _NUMBERED = ("n", "c", "h", "w", "k", "r", "s", "stride", "pad", "dil", "outpad", "groups")
+_WORDS = ("nchw", "nhwc", "bias", "residual", "tf32")
 _EXAMPLE = "conv2d f32 n1 c3 h32 w32 k8 r3 s3 stride1 pad1"
 _OTHER_NAMES = {
     "dilation": "dil", "padding": "pad", "output_padding": "outpad", "outpadding": "outpad",
@@ -481,7 +495,7 @@ def _advice(word: str) -> str:
     near = _near(word)
     return (f"write {near}; " if near else "") + (
         f"the words are {', '.join(DTYPES)}, {', '.join(_NUMBERED)} (each with its number, or "
-        f"numbers as in stride2,1), nchw, nhwc, bias, tf32, act:NAME; an example: {_EXAMPLE}"
+        f"numbers as in stride2,1), {', '.join(_WORDS)}, act:NAME; an example: {_EXAMPLE}"
     )
 
 
@@ -499,7 +513,7 @@ def _near(word: str) -> str:
         close = difflib.get_close_matches(name, _NUMBERED, 1)
         meant = _OTHER_NAMES.get(name) or (close[0] if close else "")
         return f"{meant}{numbers}" if meant else ""
-    return "".join(difflib.get_close_matches(lower, ("nchw", "nhwc", "bias", "tf32"), 1))
+    return "".join(difflib.get_close_matches(lower, _WORDS, 1))
 
 
 def _text(pair: Pair) -> str:

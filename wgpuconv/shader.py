@@ -7,6 +7,8 @@ only what the file itself declares for it:
   ``const G = array<f32, 4>(1.0, 0.0, 0.5, 0.5);``, of whatever length;
 - ``alias Scalar = f32;`` gets another type (``f16`` brings ``enable f16;`` along);
 - ``fn activate(...)`` gets the body of that name from ``activations.wgsl``;
+- ``fn add_residual(...)``, which returns what it got, adds what the buffer ``residual`` holds at
+  the same place as ``y``; only then is there a binding for it;
 - ``for (var i = 0u; i < TILE_M; i++) { // @unroll`` is written out, so that arrays have
   literal indices and live in registers. ``// @unroll FMA_ORDER=rows`` on a loop that holds
   just one other loop writes out both, in an order that can be chosen (see ORDERS): on some
@@ -126,6 +128,8 @@ def specialise(shader: Shader) -> str:
         text = "enable f16;\n" + text
     if shader.activation != "identity":
         text = _replace_activation(text, shader.activation)
+    if shader.residual:
+        text = _bind_residual(text, shader.file)
     return _unroll(text, _constants(text), orders)
 
 
@@ -182,6 +186,21 @@ def _replace_activation(text: str, name: str) -> str:
     if count != 1:
         raise KeyError("the shader has no one-line 'fn activate(v: f32) -> f32 { ... }'")
     return text
+
+
+def _bind_residual(text: str, file: str) -> str:
+    output = re.search(r"var<storage, read_write> y: (array<.+>);$", text, flags=re.M)
+    plain = re.search(
+        r"^fn add_residual\(v: (\S+), at: u32\) -> \1 \{ return v; \}$", text, flags=re.M
+    )
+    if output is None or plain is None:
+        raise KeyError(f"{file}.wgsl has no one-line 'fn add_residual(...)' beside an output 'y'")
+    index, type_ = len(re.findall(r"@binding\(", text)), plain[1]
+    return text.replace(
+        plain[0],
+        f"@group(0) @binding({index}) var<storage, read> residual: {output[1]};\n"
+        f"fn add_residual(v: {type_}, at: u32) -> {type_} {{ return v + {type_}(residual[at]); }}",
+    )
 
 
 def _constants(text: str) -> dict[str, int]:

@@ -183,7 +183,7 @@ def _sizes(p: ConvProblem, limits: Limits, scratch: int | None) -> _Sizes:
     they come last.
     """
     most = _most(limits)
-    slab = most if scratch is None else min(most, scratch // 2)
+    slab = most if scratch is None else min(most, scratch // (3 if p.residual else 2))
 
     def fit(sizes: _Sizes) -> bool:
         return max(_needs(p, sizes).values()) <= most
@@ -420,6 +420,7 @@ _STAGED: dict[Role, Role] = {
     "input": "staged_input",
     "weight": "staged_weight",
     "bias": "staged_bias",
+    "residual": "staged_residual",
     "out": "staged_out",
 }
 
@@ -437,6 +438,7 @@ class _Recorder:
             "input": problem.input_shape,
             "weight": problem.weight_shape,
             "bias": (problem.k,),
+            "residual": problem.out_shape,
             "out": problem.out_shape,
         }
 
@@ -446,6 +448,7 @@ class _Recorder:
             "input": part.input,
             "weight": part.weight,
             "bias": part.bias,
+            "residual": part.out,
             "out": part.out,
         }
         used = {region.role for step in passes for _, region in step.bindings}
@@ -455,7 +458,7 @@ class _Recorder:
                 continue
             where[role] = self._in_place(role, box) or self._stage(role, box)
             staged = where[role].role
-            if staged in ("staged_input", "staged_weight", "staged_bias"):
+            if role != "out" and staged != role:
                 if self._held.get(staged) != box:
                     self.recorded += self._copies(role, box, where[role])
                 self._held[staged] = box

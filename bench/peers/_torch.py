@@ -128,11 +128,12 @@ class TorchPeer(Peer):
 
         formats = {"nchw": torch.contiguous_format, "channels_last": torch.channels_last}
         memory_format = formats[variant.options["layout"]]
-        roles = ("input", "weight", "bias") if variant.options["bias"] else ("input", "weight")
+        roles = [role for role in data if role != "bias" or variant.options["bias"]]
         tensors = {role: torch.from_numpy(data[role]).to(self.device) for role in roles}
+        images = [role for role in roles if role in ("input", "residual")]
         if problem.layout == "NHWC":
-            tensors["input"] = tensors["input"].permute(0, 3, 1, 2)
-        for role in ("input", "weight"):
+            tensors |= {role: tensors[role].permute(0, 3, 1, 2) for role in images}
+        for role in (*images, "weight"):
             tensors[role] = tensors[role].contiguous(memory_format=memory_format)
         return tensors
 
@@ -165,7 +166,8 @@ def _operation(problem: ConvProblem) -> Callable[..., Any]:
     }
     activation = activations[p.activation.name]
 
-    def operation(input: Any, weight: Any, bias: Any = None) -> Any:
-        return activation(call(input, weight, bias, **more))
+    def operation(input: Any, weight: Any, bias: Any = None, residual: Any = None) -> Any:
+        y = call(input, weight, bias, **more)
+        return activation(y if residual is None else y.add_(residual))
 
     return operation

@@ -64,6 +64,8 @@ class NcnnVulkan(Peer):
     def variants(self, problem: ConvProblem) -> list[Variant]:
         if problem.layout != "NCHW":
             raise Refusal(f"ncnn has NCHW tensors only, got {problem.layout}")
+        if problem.residual:
+            raise Refusal("ncnn is compared without residuals")
         if problem.activation.name == "gelu":
             raise Refusal("ncnn's gelu on Vulkan is the approximation by tanh")
         return [Variant("nchw, prepared weights", problem.dtype, prepared=True)]

@@ -28,6 +28,8 @@ class OnnxRuntimeCpu(OnnxRuntimePeer):
             raise Refusal(
                 f"onnxruntime-cpu is compared in f32, got {problem.dtype}, which it casts to f32"
             )
+        if problem.residual:
+            raise Refusal("onnxruntime-cpu is compared without residuals")
         layout = problem.layout.lower()
         return [
             Variant(layout, "f32"),

@@ -47,6 +47,8 @@ class OnnxRuntimeWebGpu(OnnxRuntimePeer):
         return {"onnxruntime-webgpu": version, "onnx": onnx.__version__}, "WebGPU (Dawn)"
 
     def variants(self, problem: ConvProblem) -> list[Variant]:
+        if problem.residual:
+            raise Refusal("onnxruntime-webgpu is compared without residuals")
         if problem.dtype == "f16":
             try:
                 self.session(_model("Neg", "float16"), {}).run(

@@ -129,10 +129,13 @@ def _operation(problem: ConvProblem) -> Callable[..., Any]:
     }
     activation = activations[p.activation.name]
 
-    def operation(input: Any, weight: Any, bias: Any = None) -> Any:
+    def operation(input: Any, weight: Any, bias: Any = None, residual: Any = None) -> Any:
         x = input if p.layout == "NCHW" else input.permute(0, 3, 1, 2)
         call = x.conv_transpose2d if p.transposed else x.conv2d
-        y = activation(call(weight, bias, **more))
+        y = call(weight, bias, **more)
+        if residual is not None:
+            y = y + (residual if p.layout == "NCHW" else residual.permute(0, 3, 1, 2))
+        y = activation(y)
         return (y if p.layout == "NCHW" else y.permute(0, 2, 3, 1).contiguous()).realize()
 
     return operation

@@ -151,6 +151,12 @@ def bias_region(problem: ConvProblem, tables: Tables) -> Region:
     return Region("bias") if problem.bias else tables.add(bytes(problem.k * problem.itemsize))
 
 
+def output_bindings(problem: ConvProblem, bias: Region) -> tuple[tuple[str, Region], ...]:
+    """What a kernel ending as the problem does reads last, and writes."""
+    residual = (("residual", Region("residual")),) if problem.residual else ()
+    return (("bias", bias), *residual, ("y", Region("out")))
+
+
 def roofline(
     problem: ConvProblem,
     facts: Facts,
@@ -173,5 +179,6 @@ def roofline(
     if workgroups:
         waste *= ceil_div(workgroups, facts.cores) * facts.cores / workgroups
     arithmetic = 2 * problem.multiply_adds * waste / (facts.flops * efficiency)
-    traffic = problem.input_bytes + problem.out_bytes + problem.weight_bytes + extra_bytes
+    traffic = problem.input_bytes + problem.out_bytes + problem.residual_bytes
+    traffic += problem.weight_bytes + extra_bytes
     return max(arithmetic, traffic / facts.bandwidth, span) + dispatches * facts.launch

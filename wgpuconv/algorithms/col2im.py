@@ -13,11 +13,12 @@ import numpy as np
 from ..errors import AlgorithmRefusedError
 from ..facts import Facts
 from ..plan import Config, Pass, Plan, Region, Shader, Tables, ceil_div, grid_1d
-from ..problem import IDENTITY, ConvProblem
+from ..problem import ConvProblem
 from .base import (
     Algorithm,
     activation_params,
     bias_region,
+    output_bindings,
     params,
     roofline,
     strides,
@@ -101,7 +102,6 @@ class Col2im(Algorithm):
                         ("bias", no_bias),
                         ("y", columns),
                     ),
-                    activation=IDENTITY,
                     dtype=p.dtype,
                     groups=p.groups,
                     b_dtype=p.dtype,
@@ -122,7 +122,7 @@ class Col2im(Algorithm):
             )
             passes.append(
                 Pass(
-                    Shader.of("col2im", p.dtype, p.activation),
+                    Shader.of("col2im", p.dtype).ending_as(p),
                     params(
                         images=images,
                         first_image=first_image,
@@ -142,7 +142,7 @@ class Col2im(Algorithm):
                         y_w=x.y_w,
                         **activation_params(p),
                     ),
-                    (("columns", columns), ("bias", bias), ("y", Region("out"))),
+                    (("columns", columns), *output_bindings(p, bias)),
                     grid_1d(ceil_div(images * p.k * out_rows * p.out_w, 256), limits),
                 )
             )

@@ -12,6 +12,7 @@ from .base import (
     check_pairs,
     in_pairs,
     loads_per_product,
+    output_bindings,
     pair_params,
     params,
     roofline,
@@ -97,7 +98,6 @@ class Depthwise(Algorithm):
             shader = Shader.of(
                 "depthwise_pairs",
                 p.dtype,
-                p.activation,
                 **constants,
                 STRIDE_W=p.stride[1],
                 SHIFT=p.padding[2] % 2,
@@ -105,25 +105,23 @@ class Depthwise(Algorithm):
             values = params(**sizes, **filters, **pair_params(p))
         elif _by_quads(p):
             outputs //= 4
-            shader = Shader.of("depthwise_nhwc", p.dtype, p.activation, **constants)
+            shader = Shader.of("depthwise_nhwc", p.dtype, **constants)
             values = params(**sizes, **across, quads=p.k // 4, block=_block(p.k // 4))
         else:
             shader = Shader.of(
                 "depthwise",
                 p.dtype,
-                p.activation,
                 **constants,
                 CHANNELS_LAST=p.layout == "NHWC",
             )
             values = params(**sizes, **filters, **across, **x._asdict())
         step = Pass(
-            shader,
+            shader.ending_as(p),
             values,
             (
                 ("x", Region("input")),
                 ("weight", Region("weight")),
-                ("bias", bias_region(p, tables)),
-                ("y", Region("out")),
+                *output_bindings(p, bias_region(p, tables)),
             ),
             grid_1d(ceil_div(outputs, workgroup), facts.limits),
         )

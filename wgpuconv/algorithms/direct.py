@@ -9,6 +9,7 @@ from .base import (
     Algorithm,
     activation_params,
     bias_region,
+    output_bindings,
     params,
     roofline,
     strides,
@@ -43,11 +44,10 @@ class Direct(Algorithm):
             Shader.of(
                 "direct_transpose" if p.transposed else "direct",
                 p.dtype,
-                p.activation,
                 FILTERS=filters,
                 WORKGROUP=workgroup,
                 CHANNELS_LAST=p.layout == "NHWC",
-            ),
+            ).ending_as(p),
             params(
                 n=p.n,
                 h=p.h,
@@ -66,8 +66,7 @@ class Direct(Algorithm):
             (
                 ("x", Region("input")),
                 ("weight", Region("weight")),
-                ("bias", bias_region(p, tables)),
-                ("y", Region("out")),
+                *output_bindings(p, bias_region(p, tables)),
             ),
             grid_1d(ceil_div(invocations, workgroup), facts.limits),
         )

@@ -14,6 +14,7 @@ from .base import (
     check_pairs,
     in_pairs,
     loads_per_product,
+    output_bindings,
     pair_params,
     params,
     roofline,
@@ -126,7 +127,6 @@ class DirectTiled(Algorithm):
             shader = Shader.of(
                 "direct_pairs",
                 p.dtype,
-                p.activation,
                 **shared,
                 STRIDE_W=p.stride[1],
                 SHIFT=p.padding[2] % 2,
@@ -139,21 +139,18 @@ class DirectTiled(Algorithm):
                 **pair_params(p),
             )
         elif p.layout == "NHWC" and p.k_group % 4 == 0:
-            shader = Shader.of("direct_nhwc", p.dtype, p.activation, **shared, PIXELS=block.columns)
+            shader = Shader.of("direct_nhwc", p.dtype, **shared, PIXELS=block.columns)
             values = params(**sizes, **across, quads_group=p.k_group // 4)
         else:
-            shader = Shader.of(
-                "direct_tiled", p.dtype, p.activation, **shared, PIXELS=block.columns
-            )
+            shader = Shader.of("direct_tiled", p.dtype, **shared, PIXELS=block.columns)
             values = params(**sizes, **across, k_group=p.k_group, **x._asdict())
         step = Pass(
-            shader,
+            shader.ending_as(p),
             values,
             (
                 ("x", Region("input")),
                 ("weight", Region("weight")),
-                ("bias", bias_region(p, tables)),
-                ("y", Region("out")),
+                *output_bindings(p, bias_region(p, tables)),
             ),
             grid_1d(block.workgroups(p), facts.limits),
         )

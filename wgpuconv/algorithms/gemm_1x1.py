@@ -7,7 +7,7 @@ import numpy as np
 from ..facts import Facts
 from ..plan import Config, Plan, Region, Tables, ceil_div
 from ..problem import ConvProblem
-from .base import Algorithm, bias_region, roofline, strides
+from .base import Algorithm, bias_region, output_bindings, roofline, strides
 from .im2col_gemm import weight_offsets
 from .tiles import (
     gemm_pass,
@@ -76,10 +76,9 @@ class Gemm1x1(Algorithm):
             (
                 ("b", Region("input")),
                 ("packed", packed),
-                ("bias", bias_region(p, tables)),
-                ("y", Region("out")),
+                *output_bindings(p, bias_region(p, tables)),
             ),
-            activation=p.activation,
+            ending=p,
             dtype=p.dtype,
             groups=p.groups,
             b_dtype=p.dtype,

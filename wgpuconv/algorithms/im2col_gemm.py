@@ -14,7 +14,7 @@ from ..errors import AlgorithmRefusedError
 from ..facts import Facts
 from ..plan import Config, Pass, Plan, Region, Shader, Tables, ceil_div, grid_1d
 from ..problem import ConvProblem
-from .base import Algorithm, bias_region, params, roofline, strides, window_params
+from .base import Algorithm, bias_region, output_bindings, params, roofline, strides, window_params
 from .tiles import (
     gemm_pass,
     pack_pass,
@@ -121,8 +121,8 @@ class Im2colGemm(Algorithm):
                 gemm_pass(
                     config,
                     limits,
-                    (("b", columns), ("packed", packed), ("bias", bias), ("y", Region("out"))),
-                    activation=p.activation,
+                    (("b", columns), ("packed", packed), *output_bindings(p, bias)),
+                    ending=p,
                     dtype=p.dtype,
                     groups=p.groups,
                     b_dtype=p.dtype,

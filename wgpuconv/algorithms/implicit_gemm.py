@@ -10,7 +10,15 @@ from ..errors import AlgorithmRefusedError
 from ..facts import Facts
 from ..plan import Config, Pass, Plan, Region, Shader, Tables, align, ceil_div, grid_1d
 from ..problem import ConvProblem
-from .base import Algorithm, activation_params, bias_region, params, roofline, strides
+from .base import (
+    Algorithm,
+    activation_params,
+    bias_region,
+    output_bindings,
+    params,
+    roofline,
+    strides,
+)
 from .phases import (
     MOST_COLUMNS,
     MOST_PHASES,
@@ -110,7 +118,8 @@ class ImplicitGemm(Algorithm):
             raise AlgorithmRefusedError(
                 f"needs {workspace} bytes for the partial sums of {splits} splits, may have {most}"
             )
-        target = Region("workspace", 0, workspace) if splits > 1 else Region("out")
+        ending = output_bindings(p, bias)
+        partial = Region("workspace", 0, workspace)
         m_tiles = ceil_div(p.k_group, tile.m)
 
         prepare: list[Pass] = []
@@ -161,8 +170,7 @@ class ImplicitGemm(Algorithm):
                         ("x", Region("input")),
                         ("packed", packed),
                         ("taps", taps),
-                        ("bias", bias),
-                        ("y", target),
+                        *((("bias", bias), ("y", partial)) if splits > 1 else ending),
                     ),
                     grid_1d(m_tiles * p_tiles * p.groups * splits, limits),
                 )
@@ -170,7 +178,7 @@ class ImplicitGemm(Algorithm):
         if splits > 1:
             passes.append(
                 Pass(
-                    Shader.of("reduce_splits", p.dtype, p.activation),
+                    Shader.of("reduce_splits", p.dtype).ending_as(p),
                     params(
                         elements=elements,
                         splits=splits,
@@ -178,7 +186,7 @@ class ImplicitGemm(Algorithm):
                         y_k=x.y_k,
                         **activation_params(p),
                     ),
-                    (("partial", target), ("bias", bias), ("y", Region("out"))),
+                    (("partial", partial), *ending),
                     grid_1d(ceil_div(elements, 256), limits),
                 )
             )
@@ -211,7 +219,7 @@ class ImplicitGemm(Algorithm):
             BORDER=border,
             SPLIT=split,
         )
-        return shader if split else shader.ending_with(p.activation)
+        return shader if split else shader.ending_as(p)
 
     def cost(self, problem: ConvProblem, config: Config, facts: Facts) -> float:
         p, tile, splits = problem, tile_of(config), int(config["splits"])

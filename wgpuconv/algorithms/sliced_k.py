@@ -12,7 +12,15 @@ from typing import NamedTuple
 from ..facts import Facts, Limits
 from ..plan import Config, Pass, Plan, Region, Shader, Tables, ceil_div, grid_1d
 from ..problem import ConvProblem
-from .base import Algorithm, activation_params, bias_region, params, roofline, strides
+from .base import (
+    Algorithm,
+    activation_params,
+    bias_region,
+    output_bindings,
+    params,
+    roofline,
+    strides,
+)
 from .phases import MOST_COLUMNS, MOST_ROWS, gather_params, phases, tap_table
 
 SLICE_K = 8
@@ -102,7 +110,6 @@ class SlicedK(Algorithm):
             Shader.of(
                 "implicit_gemm_sliced",
                 p.dtype,
-                p.activation,
                 TILE_M=tile.m,
                 TILE_P=tile.p,
                 SLICES=tile.slices,
@@ -110,7 +117,7 @@ class SlicedK(Algorithm):
                 THREAD_P=tile.tp,
                 BORDER=border,
                 UNROLL_K=bool(config["unroll"]),
-            ),
+            ).ending_as(p),
             params(
                 **gather_params(p, phase, x),
                 y_g=p.k_group * x.y_k,
@@ -129,8 +136,7 @@ class SlicedK(Algorithm):
                 ("x", Region("input")),
                 ("weight", Region("weight")),
                 ("taps", taps),
-                ("bias", bias_region(p, tables)),
-                ("y", Region("out")),
+                *output_bindings(p, bias_region(p, tables)),
             ),
             grid_1d(m_tiles * p_tiles * p.groups, facts.limits),
         )

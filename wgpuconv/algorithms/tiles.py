@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from ..facts import Facts, Limits
 from ..plan import Config, Pass, Region, Shader, ceil_div, grid_1d
-from ..problem import Activation, ConvProblem
+from ..problem import IDENTITY, ConvProblem
 from .base import params
 
 
@@ -134,7 +134,7 @@ def gemm_pass(
     limits: Limits,
     bindings: tuple[tuple[str, Region], ...],
     *,
-    activation: Activation,
+    ending: ConvProblem | None = None,
     dtype: str,
     b_dtype: str,
     y_dtype: str,
@@ -147,7 +147,7 @@ def gemm_pass(
     y: tuple[int, int, int, int, int],
     one_bias: bool = False,
 ) -> Pass:
-    """y[m, p] = activation(A[m, k] * B[k, p] + bias), for all groups and images.
+    """y[m, p] = A[m, k] * B[k, p] + bias for all groups and images, ending as that problem does.
 
     ``b`` and ``y`` are (base, over groups, over images, over k or m, over pixels) in elements.
     ``dtype`` is that of A and the bias, of which all groups share m values with ``one_bias``.
@@ -173,8 +173,10 @@ def gemm_pass(
     else:
         file = "gemm"
         sizes |= {"reduction": reduction, "m": m, "bias_g": bias_g}
+    shader = gemm_shader(file, dtype, config, In=b_dtype, Out=y_dtype)
+    activation = IDENTITY if ending is None else ending.activation
     return Pass(
-        gemm_shader(file, dtype, config, In=b_dtype, Out=y_dtype).ending_with(activation),
+        shader if ending is None else shader.ending_as(ending),
         params(
             **sizes,
             **strides,

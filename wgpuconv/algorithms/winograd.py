@@ -18,8 +18,8 @@ from ..bilinear import ALPHAS, Bilinear, Matrix, cook_toom
 from ..errors import AlgorithmRefusedError
 from ..facts import Facts, Limits
 from ..plan import Config, Constant, Pass, Plan, Region, Shader, Tables, align, ceil_div, grid_1d
-from ..problem import Activation, ConvProblem
-from .base import Algorithm, activation_params, bias_region, params, strides
+from ..problem import ConvProblem
+from .base import Algorithm, activation_params, bias_region, output_bindings, params, strides
 from .tiles import (
     gemm_pass,
     packed_elements,
@@ -126,7 +126,8 @@ class Winograd(Algorithm):
         gemm = max(flop / (facts.flops * tile_efficiency(tile)), span)
         weight = 4 * packed_elements(tile, p.k_group, rows, products)
         # Each transformed value is written, and read again.
-        traffic = 2 * per_tile * grid.tiles + 2 * weight + p.input_bytes + p.out_bytes
+        traffic = 2 * per_tile * grid.tiles + 2 * weight
+        traffic += p.input_bytes + p.out_bytes + p.residual_bytes
         return gemm + traffic / facts.bandwidth + (1 + 3 * parts) * facts.launch
 
 
@@ -251,7 +252,6 @@ class _Passes:
             self.config,
             self.limits,
             (("b", transformed), ("packed", self.packed), ("bias", self.no_bias), ("y", product)),
-            activation=Activation(),
             dtype="f32",
             b_dtype="f32",
             y_dtype="f32",
@@ -278,7 +278,7 @@ class _Passes:
                 OUT_W=across.out,
                 A_H=_flat(down.a),
                 A_W=_flat(across.a),
-            ).ending_with(p.activation),
+            ).ending_as(p),
             params(
                 **part,
                 **({} if self.last else {"y_k": y.y_k}),
@@ -292,7 +292,7 @@ class _Passes:
                 y_w=y.y_w,
                 **activation_params(p),
             ),
-            (("product", product), ("bias", self.bias), ("y", Region("out"))),
+            (("product", product), *output_bindings(p, self.bias)),
             grid_1d(workgroups, self.limits),
         )
 

@@ -18,7 +18,7 @@ from ..facts import Facts
 from ..plan import Plan
 
 Buffers = Mapping[str, Any]
-"""The buffer of each role ('input', 'weight', 'bias', 'out', 'prepared') of a plan.
+"""The buffer of each role ('input', 'weight', 'bias', 'residual', 'out', 'prepared') of a plan.
 
 The backend has its own scratch memory; where a caller gives a buffer for one of its roles
 ('workspace', 'staged_...'), that is used instead. (Verification gives poisoned ones.)
@@ -61,9 +61,9 @@ class Guests(Protocol):
         """While entered, work comes after that which made the array, and before that which its
         library submits later."""
 
-    def receive(self, name: str, value: Any, *, image: bool) -> Guest:
-        """The array's memory, or where strides or alignment do not fit, a copy. Only of an
-        ``image``, which is in NCHW, do the strides of NHWC fit.
+    def receive(self, name: str, value: Any, *, channels_last: bool | None) -> Guest:
+        """The array's memory, or where strides or alignment do not fit, a copy. An image in NCHW
+        may have the strides of NHWC as well (None) or must have them (True).
 
         Raises MixedDevicesError where it lives on another device, DtypeError where it holds other
         values than float32 or float16."""

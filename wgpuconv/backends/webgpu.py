@@ -453,6 +453,7 @@ class WebGpuBackend:
                 "input": problem.input_bytes,
                 "weight": problem.weight_bytes,
                 "bias": problem.k * problem.itemsize,
+                "residual": problem.residual_bytes,
                 "out": problem.out_bytes,
             }
             size = tensors[region.role] - region.offset

@@ -50,7 +50,13 @@ def caller(
     if problem.transposed:
         function = conv_transpose2d
         arguments["output_padding"] = problem.output_padding
-    return lambda data: function(data["input"], data["weight"], data.get("bias"), **arguments)
+    return lambda data: function(
+        data["input"],
+        data["weight"],
+        data.get("bias"),
+        residual=data.get("residual"),
+        **arguments,
+    )
 
 
 def call_seconds(

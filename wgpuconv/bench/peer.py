@@ -81,9 +81,9 @@ class Peer(ABC):
 
     @abstractmethod
     def load(self, problem: ConvProblem, variant: Variant, data: Mapping[str, Array]) -> None:
-        """Makes ready to run: data by role (input, weight, bias) in the problem's layout and
-        dtype. What the library does once (choosing, compiling, uploading) is done here. Drops
-        what was loaded before under the same variant."""
+        """Makes ready to run: data by role (input, weight, bias, residual) in the problem's
+        layout and dtype. What the library does once (choosing, compiling, uploading) is done here.
+        Drops what was loaded before under the same variant."""
 
     @abstractmethod
     def output(self, variant: Variant) -> Array:

@@ -82,7 +82,7 @@ class ProblemResult:
     flop: int
     """Operations of a direct method, a multiply-add counting as two."""
     nbytes: int
-    """Bytes that any method must move: input, weight, bias and output once."""
+    """Bytes that any method must move: input, weight, bias, residual and output once."""
     sides: tuple[Side, ...]
     """Fastest first, those that failed last."""
     refusals: dict[str, str] = field(default_factory=dict)

@@ -417,7 +417,8 @@ def _called(racers: Sequence[Racer], offers: dict[str, Offer]) -> list[Racer]:
 
 def _nbytes(problem: ConvProblem) -> int:
     bias = problem.k * problem.itemsize if problem.bias else 0
-    return problem.input_bytes + problem.weight_bytes + problem.out_bytes + bias
+    added = bias + problem.residual_bytes
+    return problem.input_bytes + problem.weight_bytes + problem.out_bytes + added
 
 
 def _shortage(problem: ConvProblem) -> str | None:

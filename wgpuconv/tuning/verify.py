@@ -2,13 +2,13 @@
 
 The reference is float64, on sampled elements of the output. The tolerance is a bound, not a
 guess: of m products summed in float32 in whatever order, with or without fused multiply-adds,
-each goes through at most m roundings (m + 1 with a bias), so that
+each goes through at most m roundings (m + 1 with a bias, m + 2 with a residual as well), so that
 
-    |computed - exact| <= gamma(m + 1) * (sum |x| |w| + |bias|),  gamma(m) = m u / (1 - m u)
+    |computed - exact| <= gamma(m + 2) * (sum |x| |w| + |bias| + |residual|)
 
-with u = 2^-24 (Higham, Accuracy and Stability of Numerical Algorithms, section 3.1). An
-activation stretches this by its Lipschitz constant and adds its own error; the result is
-rounded once more to its dtype.
+with gamma(m) = m u / (1 - m u) and u = 2^-24 (Higham, Accuracy and Stability of Numerical
+Algorithms, section 3.1). An activation stretches this by its Lipschitz constant and adds its own
+error; the result is rounded once more to its dtype.
 
 Where a problem allows TF32, each input and each weight may first be rounded to 11 bits, within
 v = 2^-11 of itself, so that products err by (1 + v)^2 - 1 of their size before they are summed.
@@ -16,9 +16,11 @@ v = 2^-11 of itself, so that products err by (1 + v)^2 - 1 of their size before 
 A bilinear algorithm (see bilinear.py) computes y = A^T [sum_c (G g G^T) * (B^T d B)] A, whose
 terms are larger than the products, since most of them cancel. Each goes through one rounding for
 each of the six matrices' elements, taps for G, alpha for B^T and for A^T (all of them down and
-across), one a channel, and one for the bias: n in all, in whatever order sums are formed, so that
+across), one a channel, and one for the bias and for the residual: n in all, in whatever order sums
+are formed, so that
 
-    |computed - exact| <= gamma(n) * (|A|^T [sum_c (|G| |g| |G|^T) * (|B|^T |d| |B|)] |A| + |bias|)
+    |computed - exact| <= gamma(n) * (|A|^T [sum_c (|G| |g| |G|^T) * (|B|^T |d| |B|)] |A|
+                                 + |bias| + |residual|)
 
 (Barabasz, Anderson, Soodhalter, Gregg: Error Analysis and Improving the Accuracy of Winograd
 Convolution, 2020). With a stride, each phase of the input and the taps that it meets count as a
@@ -82,6 +84,8 @@ def random_data(problem: ConvProblem, seed: int = 0) -> dict[str, Array]:
     }
     if problem.bias:
         scales["bias"], shapes["bias"] = 1.0, (problem.k,)
+    if problem.residual:
+        scales["residual"], shapes["residual"] = 1.0, problem.out_shape
     data: dict[str, Array] = {}
     for role, shape in shapes.items():
         size = math.prod(shape)
@@ -125,19 +129,23 @@ def reference(
     """Expected values at the points in float64, and how far a result may be from each."""
     parts = [_exact(problem, data, part) for part in _parts(points, problem.reduction)]
     sums, sizes = (np.concatenate(values) for values in zip(*parts, strict=True))
-    roundings = problem.reduction + 1
+    added = 1 + problem.residual  # a bias of zeros is added as well
+    roundings = problem.reduction + added
     if bilinear is not None:
         channels = problem.c_group * math.prod(problem.stride)
         terms = channels * math.prod(axis.alpha for axis in bilinear)
         tiles = [_by_tiles(problem, data, part, bilinear) for part in _parts(points, terms)]
         sizes = np.concatenate(tiles)
-        roundings = 6 + sum(axis.taps + 2 * axis.alpha for axis in bilinear) + channels + 1
+        roundings = 6 + sum(axis.taps + 2 * axis.alpha for axis in bilinear) + channels + added
     unit = _UNIT["f32"]
     gamma = roundings * unit / (1 - roundings * unit)
     rounded = _PRODUCT[problem.precision] * sizes * (1 + gamma)
     if problem.bias:
         bias = data["bias"].astype(np.float64)[points.k]
         sums, sizes = sums + bias, sizes + abs(bias)
+    if problem.residual:
+        residual = _logical(problem, data["residual"])[tuple(points)].astype(np.float64)
+        sums, sizes = sums + residual, sizes + abs(residual)
     error = gamma * sizes + rounded + roundings * _SMALLEST["f32"]
     expected = _activated(problem, sums)
     lipschitz, own = _ACTIVATIONS[problem.activation.name]
@@ -147,6 +155,11 @@ def reference(
     units = _UNIT["f32"] + _UNIT[problem.dtype]
     rounding = units * (abs(expected) + error) + _SMALLEST[problem.dtype]
     return expected, error + rounding
+
+
+def _logical(problem: ConvProblem, image: Array) -> Array:
+    """(N, C, H, W) of an input or an output."""
+    return image if problem.layout == "NCHW" else image.transpose(0, 3, 1, 2)
 
 
 def _parts(points: Points, each: int) -> Iterator[Points]:
@@ -159,7 +172,7 @@ def _parts(points: Points, each: int) -> Iterator[Points]:
 def _exact(problem: ConvProblem, data: Mapping[str, Array], points: Points) -> tuple[Array, Array]:
     """Sum of products, and sum of their sizes, at each point."""
     p = problem
-    image = data["input"] if p.layout == "NCHW" else data["input"].transpose(0, 3, 1, 2)
+    image = _logical(p, data["input"])
     rows, rows_in = _taps(p, 0, points.y, p.h, p.r)
     columns, columns_in = _taps(p, 1, points.x, p.w, p.s)
     group = points.k // p.k_group
@@ -201,7 +214,7 @@ def _by_tiles(
 ) -> Array:
     """Sum of the sizes of a bilinear algorithm's terms at each point."""
     p, (down, across), (sh, sw), count = problem, bilinear, problem.stride, len(points.n)
-    image = data["input"] if p.layout == "NCHW" else data["input"].transpose(0, 3, 1, 2)
+    image = _logical(p, data["input"])
     rows, rows_in = _tile(p, 0, points.y, p.h, down)
     columns, columns_in = _tile(p, 1, points.x, p.w, across)
     channels = (points.k // p.k_group)[:, None] * p.c_group + np.arange(p.c_group)
@@ -314,6 +327,5 @@ class Check:
         return self._tolerances[bilinear]
 
     def _sampled(self, output: Array) -> Array:
-        logical = output if self.problem.layout == "NCHW" else output.transpose(0, 3, 1, 2)
-        found: Array = logical[tuple(self._points)].astype(np.float64)
+        found: Array = _logical(self.problem, output)[tuple(self._points)].astype(np.float64)
         return found

@@ -44,16 +44,17 @@ class CudaGuests:
         stack.enter_context(cuda.Stream.from_external(_Stream(pointer)))
         return stack
 
-    def receive(self, name: str, value: Any, *, image: bool) -> Guest:
+    def receive(self, name: str, value: Any, *, channels_last: bool | None) -> Guest:
         array = self._view(name, value)
         dtype = checked_dtype(array.dtype, name)
         memory, last = array, False
-        if not array.flags.c_contiguous:
-            moved = _channels_last(array) if image and array.ndim in (3, 4) else None
-            if moved is not None and moved.flags.c_contiguous:
+        if array.ndim in (3, 4) and channels_last is not False:
+            moved = _channels_last(array)
+            fits = moved.flags.c_contiguous and not array.flags.c_contiguous
+            if channels_last or fits:
                 memory, last = moved, True
-            else:
-                memory = self._api.ascontiguousarray(array)
+        if not memory.flags.c_contiguous:
+            memory = self._api.ascontiguousarray(memory)
         if memory.data.ptr % ALIGNMENT:
             memory = memory.copy()  # kernels load 16 bytes at a time
         buffer = CudaBuffer(memory, int(memory.data.ptr), int(memory.nbytes))

@@ -351,6 +351,7 @@ class CudaBackend:
                 "input": problem.input_bytes,
                 "weight": problem.weight_bytes,
                 "bias": problem.k * problem.itemsize,
+                "residual": problem.residual_bytes,
                 "out": problem.out_bytes,
             }
             end = tensors[region.role]
@@ -457,7 +458,7 @@ class CudaBackend:
 
 def _refuse_overlap(buffers: Buffers) -> None:
     """Views of a caller's array may share memory without being one object."""
-    for role in ("input", "weight", "bias"):
+    for role in ("input", "weight", "bias", "residual"):
         if {role, "out"} <= buffers.keys() and buffers["out"].overlaps(buffers[role]):
             raise ProblemError(f"out must not share memory with the {role}; give another array")
 

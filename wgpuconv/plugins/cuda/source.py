@@ -5,7 +5,8 @@ the file itself declares for it:
 
 - ``constexpr int TILE_M = 128;`` gets another value (``bool`` likewise);
 - ``using Scalar = Half;`` gets another type;
-- ``constexpr Activation ACTIVATION = Activation::identity;`` gets another name.
+- ``constexpr Activation ACTIVATION = Activation::identity;`` gets another name;
+- ``constexpr bool RESIDUAL = false;`` becomes true where the problem has one.
 
 Headers of our own are written into the text, so that what is compiled, cached and hashed is one
 string.
@@ -71,6 +72,8 @@ def specialise(shader: Shader) -> str:
     if shader.activation != "identity":
         name = f"Activation::{shader.activation}"
         text = _replace(text, "constexpr Activation ACTIVATION", name, shader.file)
+    if shader.residual:
+        text = _replace(text, "constexpr bool RESIDUAL", "true", shader.file)
     return text
 
 

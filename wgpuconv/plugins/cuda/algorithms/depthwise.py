@@ -12,7 +12,7 @@ from ....algorithms.base import (
 from ....facts import Facts
 from ....plan import Config, Pass, Plan, Region, Shader, Tables, ceil_div, grid_1d
 from ....problem import ConvProblem
-from .base import CudaAlgorithm
+from .base import CudaAlgorithm, output_bindings
 
 MOST_TAPS = 121
 """Taps that are still held in registers (11 x 11)."""
@@ -55,7 +55,6 @@ class Depthwise(CudaAlgorithm):
             Shader.of(
                 "depthwise",
                 p.dtype,
-                p.activation,
                 R=p.r,
                 S=p.s,
                 STRIDE_H=p.stride[0],
@@ -63,7 +62,7 @@ class Depthwise(CudaAlgorithm):
                 ROWS=rows,
                 THREADS=threads,
                 CHANNELS_LAST=p.layout == "NHWC",
-            ),
+            ).ending_as(p),
             params(
                 n=p.n,
                 h=p.h,
@@ -82,8 +81,7 @@ class Depthwise(CudaAlgorithm):
             (
                 ("x", Region("input")),
                 ("weight", Region("weight")),
-                ("bias", bias_region(p, tables)),
-                ("y", Region("out")),
+                *output_bindings(p, bias_region(p, tables), Region("out")),
             ),
             grid_1d(ceil_div(p.n * p.k * ceil_div(p.out_h, rows) * p.out_w, threads), facts.limits),
         )

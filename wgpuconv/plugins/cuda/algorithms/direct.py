@@ -13,7 +13,7 @@ from ....algorithms.base import (
 from ....facts import Facts
 from ....plan import Config, Pass, Plan, Region, Shader, Tables, ceil_div, grid_1d
 from ....problem import ConvProblem
-from .base import CudaAlgorithm
+from .base import CudaAlgorithm, output_bindings
 
 
 class Direct(CudaAlgorithm):
@@ -41,12 +41,11 @@ class Direct(CudaAlgorithm):
             Shader.of(
                 "direct",
                 p.dtype,
-                p.activation,
                 FILTERS=filters,
                 THREADS=threads,
                 CHANNELS_LAST=p.layout == "NHWC",
                 TRANSPOSED=p.transposed,
-            ),
+            ).ending_as(p),
             params(
                 n=p.n,
                 h=p.h,
@@ -65,8 +64,7 @@ class Direct(CudaAlgorithm):
             (
                 ("x", Region("input")),
                 ("weight", Region("weight")),
-                ("bias", bias_region(p, tables)),
-                ("y", Region("out")),
+                *output_bindings(p, bias_region(p, tables), Region("out")),
             ),
             grid_1d(ceil_div(work, threads), facts.limits),
         )

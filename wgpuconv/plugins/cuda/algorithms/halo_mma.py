@@ -16,7 +16,7 @@ from ....errors import AlgorithmRefusedError
 from ....facts import Facts
 from ....plan import Config, Pass, Plan, Region, Shader, Tables, align, ceil_div, grid_1d
 from ....problem import ConvProblem
-from .base import CudaAlgorithm
+from .base import CudaAlgorithm, output_bindings
 from .gather import output_params
 from .mma import (
     Source,
@@ -169,7 +169,7 @@ class HaloMma(CudaAlgorithm):
         if splits > 1:
             passes.append(
                 Pass(
-                    Shader.of("reduce_splits", p.dtype, p.activation),
+                    Shader.of("reduce_splits", p.dtype).ending_as(p),
                     params(
                         elements=elements,
                         splits=splits,
@@ -177,7 +177,7 @@ class HaloMma(CudaAlgorithm):
                         y_k=x.strides.y_k,
                         **activation_params(p),
                     ),
-                    (("partial", target), ("bias", bias), ("y", Region("out"))),
+                    (("partial", target), *output_bindings(p, bias, Region("out"))),
                     grid_1d(ceil_div(elements, 256), limits),
                 )
             )
@@ -225,7 +225,7 @@ class HaloMma(CudaAlgorithm):
             Out="f32" if splits > 1 else "f16",
         )
         return Pass(
-            shader if splits > 1 else shader.ending_with(p.activation),
+            shader if splits > 1 else shader.ending_as(p),
             params(
                 images=p.n,
                 q_h=phase.h.count,
@@ -260,8 +260,7 @@ class HaloMma(CudaAlgorithm):
                 ("x", x.region),
                 ("packed", packed),
                 ("shifts", shifts),
-                ("bias", bias),
-                ("y", target),
+                *output_bindings(p, bias, target),
             ),
             grid_1d(m_tiles * p_tiles * p.groups * splits, facts.limits),
         )

@@ -13,7 +13,7 @@ from ....facts import Facts
 from ....plan import Config, Pass, Plan, Region, Shader, Tables, align, ceil_div, grid_1d
 from ....problem import ConvProblem
 from ..facts import HOPPER, cuda_facts
-from .base import CudaAlgorithm
+from .base import CudaAlgorithm, output_bindings
 from .gather import output_params
 from .halo_mma import first_offset, span
 from .mma import Source, out_vector, pack_pass, packed_bytes, source, weight_offsets
@@ -173,7 +173,7 @@ class HaloWgmma(CudaAlgorithm):
         if splits > 1:
             passes.append(
                 Pass(
-                    Shader.of("reduce_splits", p.dtype, p.activation),
+                    Shader.of("reduce_splits", p.dtype).ending_as(p),
                     params(
                         elements=elements,
                         splits=splits,
@@ -181,7 +181,7 @@ class HaloWgmma(CudaAlgorithm):
                         y_k=x.strides.y_k,
                         **activation_params(p),
                     ),
-                    (("partial", target), ("bias", bias), ("y", Region("out"))),
+                    (("partial", target), *output_bindings(p, bias, Region("out"))),
                     grid_1d(ceil_div(elements, 256), limits),
                 )
             )
@@ -233,7 +233,7 @@ class HaloWgmma(CudaAlgorithm):
             Out="f32" if splits > 1 else "f16",
         )
         return Pass(
-            shader if splits > 1 else shader.ending_with(p.activation),
+            shader if splits > 1 else shader.ending_as(p),
             params(
                 images=p.n,
                 q_h=phase.h.count,
@@ -267,8 +267,7 @@ class HaloWgmma(CudaAlgorithm):
                 ("x", x.region),
                 ("packed", packed),
                 ("shifts", shifts),
-                ("bias", bias),
-                ("y", target),
+                *output_bindings(p, bias, target),
             ),
             grid_1d(m_tiles * tiles_h * tiles_w * p.n * p.groups * splits, facts.limits),
         )

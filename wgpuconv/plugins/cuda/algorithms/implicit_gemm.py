@@ -17,7 +17,7 @@ from ....errors import AlgorithmRefusedError
 from ....facts import Facts
 from ....plan import Config, Pass, Plan, Region, Shader, Tables, align, ceil_div, grid_1d
 from ....problem import ConvProblem
-from .base import CudaAlgorithm
+from .base import CudaAlgorithm, output_bindings
 from .gather import gather_params, output_params
 
 
@@ -136,7 +136,7 @@ class ImplicitGemm(CudaAlgorithm):
             SHARED_BYTES=tile.shared_bytes,
         )
         if splits == 1:
-            shader = shader.ending_with(p.activation)
+            shader = shader.ending_as(p)
         prepare: list[Pass] = []
         passes: list[Pass] = []
         prepared = 0
@@ -175,8 +175,7 @@ class ImplicitGemm(CudaAlgorithm):
                         ("x", Region("input")),
                         ("packed", packed),
                         ("taps", taps),
-                        ("bias", bias),
-                        ("y", target),
+                        *output_bindings(p, bias, target),
                     ),
                     grid_1d(m_tiles * p_tiles * p.groups * splits, limits),
                 )
@@ -184,11 +183,11 @@ class ImplicitGemm(CudaAlgorithm):
         if splits > 1:
             passes.append(
                 Pass(
-                    Shader.of("reduce_splits", p.dtype, p.activation),
+                    Shader.of("reduce_splits", p.dtype).ending_as(p),
                     params(
                         elements=elements, splits=splits, k=p.k, y_k=x.y_k, **activation_params(p)
                     ),
-                    (("partial", target), ("bias", bias), ("y", Region("out"))),
+                    (("partial", target), *output_bindings(p, bias, Region("out"))),
                     grid_1d(ceil_div(elements, 256), limits),
                 )
             )

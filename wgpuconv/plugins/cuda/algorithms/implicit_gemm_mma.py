@@ -20,7 +20,7 @@ from ....facts import Facts
 from ....plan import Config, Pass, Plan, Region, Shader, Tables, align, ceil_div, grid_1d
 from ....problem import ConvProblem
 from ..facts import AMPERE, cuda_facts
-from .base import CudaAlgorithm
+from .base import CudaAlgorithm, output_bindings
 from .gather import gather_params, output_params
 from .mma import (
     Source,
@@ -158,7 +158,7 @@ class ImplicitGemmMma(CudaAlgorithm):
         if splits > 1:
             passes.append(
                 Pass(
-                    Shader.of("reduce_splits", p.dtype, p.activation),
+                    Shader.of("reduce_splits", p.dtype).ending_as(p),
                     params(
                         elements=elements,
                         splits=splits,
@@ -166,7 +166,7 @@ class ImplicitGemmMma(CudaAlgorithm):
                         y_k=x.strides.y_k,
                         **activation_params(p),
                     ),
-                    (("partial", target), ("bias", bias), ("y", Region("out"))),
+                    (("partial", target), *output_bindings(p, bias, Region("out"))),
                     grid_1d(ceil_div(elements, 256), limits),
                 )
             )
@@ -211,7 +211,7 @@ class ImplicitGemmMma(CudaAlgorithm):
             Out="f32" if splits > 1 else p.dtype,
         )
         return Pass(
-            shader if splits > 1 else shader.ending_with(p.activation),
+            shader if splits > 1 else shader.ending_as(p),
             params(
                 **gather_params(p, phase),
                 x_g=x.x_g,
@@ -227,7 +227,12 @@ class ImplicitGemmMma(CudaAlgorithm):
                 y_elements=elements,
                 **activation_params(p),
             ),
-            (("x", x.region), ("packed", packed), ("taps", taps), ("bias", bias), ("y", target)),
+            (
+                ("x", x.region),
+                ("packed", packed),
+                ("taps", taps),
+                *output_bindings(p, bias, target),
+            ),
             grid_1d(m_tiles * p_tiles * p.groups * splits, facts.limits),
         )
 

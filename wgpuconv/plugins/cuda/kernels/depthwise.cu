@@ -15,6 +15,7 @@ constexpr int ROWS = 4;
 constexpr int THREADS = 128;
 constexpr bool CHANNELS_LAST = false;  // neighbouring threads take neighbouring filters
 constexpr Activation ACTIVATION = Activation::identity;
+constexpr bool RESIDUAL = false;  // else `residual` is not read
 
 struct Params {
   int n;
@@ -61,7 +62,8 @@ __device__ constexpr bool is_needed(int in) {
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     depthwise(Params params, const Scalar* __restrict__ x, const Scalar* __restrict__ weight,
-              const Scalar* __restrict__ bias, Scalar* __restrict__ y) {
+              const Scalar* __restrict__ bias, const Scalar* __restrict__ residual,
+              Scalar* __restrict__ y) {
   const unsigned index = blockIdx.x * THREADS + threadIdx.x;
   const unsigned strips = (params.out_h + ROWS - 1) / ROWS * params.out_w;
   const unsigned filters = params.k;
@@ -105,12 +107,16 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
   }
 
-  Scalar* column = y + image * params.y_n + k * params.y_k + ow * params.y_w;
+  const int y_column = image * params.y_n + k * params.y_k + ow * params.y_w;
 #pragma unroll
   for (int row = 0; row < ROWS; row++) {
     if (oh0 + row < params.out_h) {
-      column[(oh0 + row) * params.y_h] =
-          from_float<Scalar>(activate<ACTIVATION>(acc[row] + b, params.act_a, params.act_b));
+      const int at = y_column + (oh0 + row) * params.y_h;
+      float sum = acc[row] + b;
+      if (RESIDUAL) {
+        sum += to_float(residual[at]);
+      }
+      y[at] = from_float<Scalar>(activate<ACTIVATION>(sum, params.act_a, params.act_b));
     }
   }
 }

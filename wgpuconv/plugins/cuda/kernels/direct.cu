@@ -13,6 +13,7 @@ constexpr int THREADS = 128;
 constexpr bool CHANNELS_LAST = false;
 constexpr bool TRANSPOSED = false;
 constexpr Activation ACTIVATION = Activation::identity;
+constexpr bool RESIDUAL = false;  // else `residual` is not read
 
 struct Params {
   int n;
@@ -57,7 +58,8 @@ __device__ int under(int out, int tap, int stride, int pad, int dilation, int si
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     direct(Params params, const Scalar* __restrict__ x, const Scalar* __restrict__ weight,
-           const Scalar* __restrict__ bias, Scalar* __restrict__ y) {
+           const Scalar* __restrict__ bias, const Scalar* __restrict__ residual,
+           Scalar* __restrict__ y) {
   const unsigned index = blockIdx.x * THREADS + threadIdx.x;
   const unsigned pixels = params.out_h * params.out_w;
   const unsigned blocks_group = (params.k_group + FILTERS - 1) / FILTERS;
@@ -108,14 +110,17 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
   }
 
-  Scalar* to = y + image * params.y_n + oh * params.y_h + ow * params.y_w;
+  const int y_pixel = image * params.y_n + oh * params.y_h + ow * params.y_w;
 #pragma unroll
   for (int f = 0; f < FILTERS; f++) {
     if (k0 + f < params.k_group) {
       const int k = group * params.k_group + k0 + f;
-      const float sum = acc[f] + to_float(bias[k]);
-      to[k * params.y_k] =
-          from_float<Scalar>(activate<ACTIVATION>(sum, params.act_a, params.act_b));
+      const int at = y_pixel + k * params.y_k;
+      float sum = acc[f] + to_float(bias[k]);
+      if (RESIDUAL) {
+        sum += to_float(residual[at]);
+      }
+      y[at] = from_float<Scalar>(activate<ACTIVATION>(sum, params.act_a, params.act_b));
     }
   }
 }

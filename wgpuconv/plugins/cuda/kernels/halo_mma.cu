@@ -34,6 +34,7 @@ constexpr int OUT_VECTOR = 8;  // elements of one store
 constexpr bool SPLIT = false;  // several blocks share the sum over channels
 using Out = Half;  // float for partial sums
 constexpr Activation ACTIVATION = Activation::identity;
+constexpr bool RESIDUAL = false;  // else `residual` is not read
 constexpr int THREADS = 128;
 constexpr int BLOCKS = 2;  // a multiprocessor: what the registers must suffice for
 constexpr int SHARED_BYTES = 57552;
@@ -99,7 +100,7 @@ static_assert(SHARED_BYTES >= ORIGINS_AT + 4 * HALO_PIXELS, "the host asks for e
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     halo_mma(Params params, const Scalar* __restrict__ x, const Scalar* __restrict__ packed,
              const int* __restrict__ shifts, const Scalar* __restrict__ bias,
-             Out* __restrict__ y) {
+             const Scalar* __restrict__ residual, Out* __restrict__ y) {
   const int thread = threadIdx.x;
   const int warp = thread / 32;
   const int lane = thread % 32;
@@ -264,7 +265,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   __syncthreads();  // all have read the weights and the halo
 
   const Target<Scalar> target{y_of_pixel, bias + group * params.m, m_tile * TILE_M, params.m, params.y_m,
-                      params.act_a, params.act_b};
+                      params.act_a, params.act_b, RESIDUAL ? residual : nullptr};
   if constexpr (SPLIT) {
     store_partial<16>(sums.acc, warp_p * WARP_P, warp_m * WARP_M, lane, target,
                   reinterpret_cast<float*>(y) + static_cast<long long>(split) * params.y_elements);

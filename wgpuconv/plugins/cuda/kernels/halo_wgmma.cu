@@ -30,6 +30,7 @@ constexpr int OUT_VECTOR = 8;  // elements of one store
 constexpr bool SPLIT = false;  // several blocks share the sum over channels
 using Out = Half;  // float for partial sums
 constexpr Activation ACTIVATION = Activation::identity;
+constexpr bool RESIDUAL = false;  // else `residual` is not read
 constexpr int THREADS = 256;
 constexpr int BLOCKS = 1;  // a multiprocessor: what the registers must suffice for
 constexpr int SHARED_BYTES = 153264;
@@ -102,7 +103,7 @@ __device__ inline unsigned long long matrix(unsigned at, unsigned next_k, unsign
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     halo_wgmma(Params params, const Scalar* __restrict__ x, const Scalar* __restrict__ packed,
                const int* __restrict__ shifts, const Scalar* __restrict__ bias,
-               Out* __restrict__ y) {
+               const Scalar* __restrict__ residual, Out* __restrict__ y) {
   const int thread = threadIdx.x;
   int block = blockIdx.x;
   const int m_tile = block % params.m_tiles;
@@ -243,7 +244,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   const int lane = thread % 32;
   const int first_p = warpgroup * SQUARES * 64 + thread / 32 % 4 * 16;
   const Target<Scalar> target{y_of_pixel, bias + group * params.m, m_tile * TILE_M, params.m,
-                              params.y_m, params.act_a, params.act_b};
+                              params.y_m, params.act_a, params.act_b,
+                              RESIDUAL ? residual : nullptr};
   if constexpr (SPLIT) {
     store_partial<64>(acc, first_p, 0, lane, target,
                       reinterpret_cast<float*>(y) +

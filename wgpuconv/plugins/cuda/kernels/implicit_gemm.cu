@@ -28,6 +28,7 @@ constexpr bool CHANNELS_LAST = false;  // the order of input and output
 constexpr int OUT_VECTOR = 4;  // elements of one store
 constexpr bool SPLIT = false;
 constexpr Activation ACTIVATION = Activation::identity;
+constexpr bool RESIDUAL = false;  // else `residual` is not read
 constexpr int THREADS = 256;
 constexpr int BLOCKS = 2;  // a multiprocessor: what the registers must suffice for
 constexpr int SHARED_BYTES = 51200;
@@ -94,7 +95,7 @@ static_assert(TILE_P % P_LANES == 0 && TILE_K % K_ROWS == 0, "whole copies of B"
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     implicit_gemm(Params params, const Scalar* __restrict__ x, const Scalar* __restrict__ packed,
                   const int4* __restrict__ taps, const Scalar* __restrict__ bias,
-                  Scalar* __restrict__ y) {
+                  const Scalar* __restrict__ residual, Scalar* __restrict__ y) {
   const int thread = threadIdx.x;
   int block = blockIdx.x;
   const int m_tile = block % params.m_tiles;
@@ -218,7 +219,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 #pragma unroll
     for (int j = 0; j < 8; j++) {
       if (!SPLIT) {
-        acc[i][j] = activate<ACTIVATION>(acc[i][j] + b, params.act_a, params.act_b);
+        float sum = acc[i][j] + b;
+        const int place = RESIDUAL ? y_of_pixel[p0 + j % 4 + j / 4 * 32] : -1;
+        if (place >= 0 && m < params.m) {
+          sum += to_float(residual[place + m * params.y_m]);
+        }
+        acc[i][j] = activate<ACTIVATION>(sum, params.act_a, params.act_b);
       }
     }
   }

@@ -32,6 +32,7 @@ constexpr int OUT_VECTOR = 8;  // elements of one store
 constexpr bool SPLIT = false;
 using Out = Half;  // Scalar, or float for partial sums
 constexpr Activation ACTIVATION = Activation::identity;
+constexpr bool RESIDUAL = false;  // else `residual` is not read
 constexpr int THREADS = 128;
 constexpr int BLOCKS = 2;  // a multiprocessor: what the registers must suffice for
 constexpr int SHARED_BYTES = 66048;
@@ -100,7 +101,7 @@ static_assert(SHARED_BYTES >= PLACES_AT + 4 * TILE_P, "the host asks for enough 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     implicit_gemm_mma(Params params, const Scalar* __restrict__ x, const Scalar* __restrict__ packed,
                       const int2* __restrict__ taps, const Scalar* __restrict__ bias,
-                      Out* __restrict__ y) {
+                      const Scalar* __restrict__ residual, Out* __restrict__ y) {
   const int thread = threadIdx.x;
   const int warp = thread / 32;
   const int lane = thread % 32;
@@ -213,7 +214,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   __syncthreads();  // all have read the last tiles, and the places of the pixels are there
 
   const Target<Scalar> target{y_of_pixel, bias + group * params.m, m_tile * TILE_M, params.m, params.y_m,
-                      params.act_a, params.act_b};
+                      params.act_a, params.act_b, RESIDUAL ? residual : nullptr};
   if constexpr (SPLIT) {
     store_partial<16>(sums.acc, warp_p * WARP_P, warp_m * WARP_M, lane, target,
                   reinterpret_cast<float*>(y) + static_cast<long long>(split) * params.y_elements);

@@ -94,11 +94,46 @@ struct Target {
   int y_m;
   float act_a;
   float act_b;
+  const T* residual = nullptr;  // laid out as y, where there is one
 };
 
-// Bias and activation, rounding, and the way out: through shared memory, so that neighbouring
-// threads store VECTOR elements each of one contiguous run. The caller has made sure that nobody
-// reads `staged` any more. All threads call it.
+// Copies elements that lie side by side and are aligned to all of them.
+template <int VECTOR, typename T>
+__device__ inline void copy_run(T* to, const T* from) {
+  if constexpr (VECTOR * sizeof(T) == 16) {
+    *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from);
+  } else if constexpr (VECTOR * sizeof(T) == 8) {
+    *reinterpret_cast<uint2*>(to) = *reinterpret_cast<const uint2*>(from);
+  } else if constexpr (VECTOR * sizeof(T) == 4) {
+    *reinterpret_cast<unsigned*>(to) = *reinterpret_cast<const unsigned*>(from);
+  } else {
+    static_assert(VECTOR == 1);
+    *to = *from;
+  }
+}
+
+// Calls action(place in the staged tile, place in y) for the runs of a tile that a thread moves.
+template <int TILE_P, int TILE_M, int THREADS, bool CHANNELS_LAST, int VECTOR, int PITCH,
+          typename T, typename Action>
+__device__ inline void for_runs(const Target<T>& target, Action action) {
+  constexpr int ROWS = CHANNELS_LAST ? TILE_P : TILE_M;
+  constexpr int RUNS = (CHANNELS_LAST ? TILE_M : TILE_P) / VECTOR;
+  for (int run = threadIdx.x; run < ROWS * RUNS; run += THREADS) {
+    const int row = run / RUNS;
+    const int column = run % RUNS * VECTOR;
+    const int p = CHANNELS_LAST ? row : column;
+    const int m = target.m0 + (CHANNELS_LAST ? column : row);
+    const int place = target.y_of_pixel[p];
+    if (place >= 0 && m < target.m) {
+      action(row * PITCH + column, place + m * target.y_m);
+    }
+  }
+}
+
+// Bias, residual and activation, rounding, and the way out: through shared memory, so that
+// neighbouring threads store VECTOR elements each of one contiguous run. The residual comes in as
+// the result goes out. The caller has made sure that nobody reads `staged` any more. All threads
+// call it.
 //
 // A thread's sums are those of Sums; each 16 pixels are STEP_P after the last, from warp_p on, and
 // the filters begin at warp_m. VECTOR filters of a pixel (CHANNELS_LAST) or VECTOR pixels of a filter lie side by side in y
@@ -110,6 +145,13 @@ __device__ void store(const float (&acc)[ROWS_P][COLUMNS][4], int warp_p, int wa
   // Rows begin on other banks, and on whole chunks of 16 bytes.
   constexpr int PITCH = CHANNELS_LAST ? TILE_M + 8 : TILE_P + 16 / static_cast<int>(sizeof(T));
   T* tile = reinterpret_cast<T*>(staged);
+  const auto each_run = [&](auto action) {
+    for_runs<TILE_P, TILE_M, THREADS, CHANNELS_LAST, VECTOR, PITCH>(target, action);
+  };
+  if (target.residual != nullptr) {
+    each_run([&](int at, int place) { copy_run<VECTOR>(tile + at, target.residual + place); });
+    __syncthreads();  // the residual is complete, and each element is replaced by who reads it
+  }
 #pragma unroll
   for (int j = 0; j < COLUMNS; j++) {
     const int m = warp_m + j * 8 + lane % 4 * 2;  // within the tile
@@ -121,44 +163,27 @@ __device__ void store(const float (&acc)[ROWS_P][COLUMNS][4], int warp_p, int wa
 #pragma unroll
       for (int half = 0; half < 2; half++) {
         const int p = warp_p + i * STEP_P + half * 8 + lane / 4;
-        const float v0 = activate<ACTIVATION>(acc[i][j][2 * half] + bias0, target.act_a,
-                                              target.act_b);
-        const float v1 = activate<ACTIVATION>(acc[i][j][2 * half + 1] + bias1, target.act_a,
-                                              target.act_b);
+        T* const first = tile + (CHANNELS_LAST ? p * PITCH + m : m * PITCH + p);
+        T* const second = first + (CHANNELS_LAST ? 1 : PITCH);
+        float v0 = acc[i][j][2 * half] + bias0;
+        float v1 = acc[i][j][2 * half + 1] + bias1;
+        if (target.residual != nullptr) {
+          v0 += to_float(*first);
+          v1 += to_float(*second);
+        }
+        v0 = activate<ACTIVATION>(v0, target.act_a, target.act_b);
+        v1 = activate<ACTIVATION>(v1, target.act_a, target.act_b);
         if constexpr (CHANNELS_LAST) {
-          store_pair(tile + p * PITCH + m, v0, v1);
+          store_pair(first, v0, v1);
         } else {
-          tile[m * PITCH + p] = from_float<T>(v0);
-          tile[(m + 1) * PITCH + p] = from_float<T>(v1);
+          *first = from_float<T>(v0);
+          *second = from_float<T>(v1);
         }
       }
     }
   }
   __syncthreads();  // the tile is complete
-  constexpr int ROWS = CHANNELS_LAST ? TILE_P : TILE_M;
-  constexpr int RUNS = (CHANNELS_LAST ? TILE_M : TILE_P) / VECTOR;
-  for (int run = threadIdx.x; run < ROWS * RUNS; run += THREADS) {
-    const int row = run / RUNS;
-    const int column = run % RUNS * VECTOR;
-    const int p = CHANNELS_LAST ? row : column;
-    const int m = target.m0 + (CHANNELS_LAST ? column : row);
-    const int place = target.y_of_pixel[p];
-    if (place < 0 || m >= target.m) {
-      continue;
-    }
-    const T* from = tile + row * PITCH + column;
-    T* to = y + place + m * target.y_m;
-    if constexpr (VECTOR * sizeof(T) == 16) {
-      *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from);
-    } else if constexpr (VECTOR * sizeof(T) == 8) {
-      *reinterpret_cast<uint2*>(to) = *reinterpret_cast<const uint2*>(from);
-    } else if constexpr (VECTOR * sizeof(T) == 4) {
-      *reinterpret_cast<unsigned*>(to) = *reinterpret_cast<const unsigned*>(from);
-    } else {
-      static_assert(VECTOR == 1);
-      *to = *from;
-    }
-  }
+  each_run([&](int at, int place) { copy_run<VECTOR>(y + place, tile + at); });
 }
 
 // The partial sums of a split product, as they are: reduce_splits finishes.
