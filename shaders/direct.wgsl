@@ -98,12 +98,17 @@ fn main(
     }
   }
 
+  // Loaded at once: one after the other, each in its branch, would take longer than to store.
+  var bias_k: array<f32, FILTERS>;
+  for (var f = 0u; f < FILTERS; f++) { // @unroll
+    bias_k[f] = f32(bias[group * params.k_group + min(k0 + f, params.k_group - 1u)]);
+  }
   let y_pixel = image * params.y_n + oh * params.y_h + ow * params.y_w;
   for (var f = 0u; f < FILTERS; f++) { // @unroll
     if (k0 + f < params.k_group) {
       let k = group * params.k_group + k0 + f;
       let y_at = y_pixel + k * params.y_k;
-      y[y_at] = Scalar(activate(add_residual(acc[f] + f32(bias[k]), y_at)));
+      y[y_at] = Scalar(activate(add_residual(acc[f] + bias_k[f], y_at)));
     }
   }
 }

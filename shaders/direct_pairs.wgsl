@@ -152,6 +152,11 @@ fn main(
     }
   }
 
+  // Loaded at once: one after the other, each in its branch, would take longer than to store.
+  var bias_k: array<f32, FILTERS>;
+  for (var f = 0u; f < FILTERS; f++) { // @unroll
+    bias_k[f] = f32(bias[group * params.k_group + min(k0 + f, params.k_group - 1u)]);
+  }
   if (column < params.columns) {
     let y_column = image * params.y_n + oh * params.y_h + out_pair;
     for (var h = 0u; h < ROWS; h++) { // @unroll
@@ -161,7 +166,7 @@ fn main(
             let k = group * params.k_group + k0 + f;
             let y_at = y_column + h * params.y_h + k * params.y_k;
             let sums = vec2<f32>(acc[h * 2u * FILTERS + f], acc[(h * 2u + 1u) * FILTERS + f]);
-            let two = add_residual(sums + f32(bias[k]), y_at);
+            let two = add_residual(sums + bias_k[f], y_at);
             y[y_at] = vec2<Scalar>(vec2<f32>(activate(two.x), activate(two.y)));
           }
         }

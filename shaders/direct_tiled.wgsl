@@ -166,6 +166,11 @@ fn main(
     }
   }
 
+  // Loaded at once: one after the other, each in its branch, would take longer than to store.
+  var bias_k: array<f32, FILTERS>;
+  for (var f = 0u; f < FILTERS; f++) { // @unroll
+    bias_k[f] = f32(bias[group * params.k_group + min(k0 + f, params.k_group - 1u)]);
+  }
   for (var p = 0u; p < PIXELS; p++) { // @unroll
     let column = first + p * WORKGROUP;
     let within = column % params.image_columns;
@@ -178,7 +183,7 @@ fn main(
           if (k0 + f < params.k_group) {
             let k = group * params.k_group + k0 + f;
             let y_at = y_column + h * params.y_h + k * params.y_k;
-            let sum = acc[(p * ROWS + h) * FILTERS + f] + f32(bias[k]);
+            let sum = acc[(p * ROWS + h) * FILTERS + f] + bias_k[f];
             y[y_at] = Scalar(activate(add_residual(sum, y_at)));
           }
         }

@@ -144,6 +144,12 @@ fn main(
     }
   }
 
+  // Loaded at once: one after the other, each in its branch, would take longer than to store.
+  var bias_m: array<f32, THREAD_M>;
+  for (var i = 0u; i < THREAD_M; i++) { // @unroll
+    let m = m_tile * TILE_M + (i / 4u) * LANES_M * 4u + lane_m * 4u + i % 4u;
+    bias_m[i] = f32(bias[group * params.bias_g + min(m, params.m - 1u)]);
+  }
   for (var j = 0u; j < B_FRAGMENTS; j++) { // @unroll
     let quad = p_tile * PIXEL_QUADS + j * LANES_P + lane_p;
     if (quad < params.quads) {
@@ -157,7 +163,7 @@ fn main(
           for (var q = 0u; q < 4u; q++) { // @unroll
             v[q] = acc[i * THREAD_P + j * 4u + q];
           }
-          v = add_residual(v + f32(bias[group * params.bias_g + m]), y_at);
+          v = add_residual(v + bias_m[i], y_at);
           for (var q = 0u; q < 4u; q++) { // @unroll
             v[q] = activate(v[q]);
           }

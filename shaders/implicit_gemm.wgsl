@@ -208,6 +208,12 @@ fn main(
     }
   }
 
+  // Loaded at once: one after the other, each in its branch, would take longer than to store.
+  var bias_m: array<f32, THREAD_M>;
+  for (var i = 0u; i < THREAD_M; i++) { // @unroll
+    let m = m_tile * TILE_M + (i / 4u) * LANES_M * 4u + lane_m * 4u + i % 4u;
+    bias_m[i] = f32(bias[group * params.m + min(m, params.m - 1u)]);
+  }
   for (var j = 0u; j < THREAD_P; j++) { // @unroll
     let p = p_tile * TILE_P + (j % 4u) * PIXEL_QUADS + (j / 4u) * LANES_P + lane_p;
     if (p < params.pixels) {
@@ -221,7 +227,7 @@ fn main(
           if (SPLIT) {
             y[split * params.y_elements + at] = Out(acc[i * THREAD_P + j]);
           } else {
-            let sum = acc[i * THREAD_P + j] + f32(bias[group * params.m + m]);
+            let sum = acc[i * THREAD_P + j] + bias_m[i];
             y[at] = Out(activate(add_residual(sum, at)));
           }
         }

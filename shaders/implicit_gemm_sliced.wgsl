@@ -235,6 +235,12 @@ fn main(
     return;
   }
 
+  // Loaded at once: one after the other, each in its branch, would take longer than to store.
+  var bias_m: array<f32, THREAD_M>;
+  for (var i = 0u; i < THREAD_M; i++) { // @unroll
+    let m = m_tile * TILE_M + (i / 4u) * LANES_M * 4u + lane_m * 4u + i % 4u;
+    bias_m[i] = f32(bias[group * params.m + min(m, params.m - 1u)]);
+  }
   for (var j = 0u; j < THREAD_P; j++) { // @unroll
     let p = p_tile * TILE_P + (j % 4u) * PIXEL_QUADS + (j / 4u) * LANES_P + lane_p;
     if (p < params.pixels) {
@@ -245,7 +251,7 @@ fn main(
         let m = m_tile * TILE_M + (i / 4u) * LANES_M * 4u + lane_m * 4u + i % 4u;
         if (m < params.m) {
           let y_at = y_pixel + m * params.y_m;
-          let sum = acc[i * THREAD_P + j] + f32(bias[group * params.m + m]);
+          let sum = acc[i * THREAD_P + j] + bias_m[i];
           y[y_at] = Scalar(activate(add_residual(sum, y_at)));
         }
       }
