@@ -35,6 +35,7 @@ HOPPER = CudaFacts(
         max_storage_buffers=64,
     ),
     f16=True,
+    bf16=True,
     tf32=True,
     capability=(9, 0),
     bandwidth=4.3e12,

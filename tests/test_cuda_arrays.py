@@ -21,6 +21,7 @@ from cuda_emulator import Emulator, compiler, filled
 import wgpuconv
 from wgpuconv import Device
 from wgpuconv.backends.base import Identity
+from wgpuconv.dtypes import numpy_dtype
 from wgpuconv.errors import (
     DtypeError,
     MissingExtraError,
@@ -65,6 +66,9 @@ class FakeArray:
 
     def copy(self) -> FakeArray:
         return FakeArray.of(aligned(self.array), self.gpu)
+
+    def view(self, dtype: Any) -> FakeArray:
+        return FakeArray.of(self.array.view(dtype), self.gpu)
 
     def __setitem__(self, at: Any, value: FakeArray) -> None:
         self.array[at] = value.array
@@ -137,7 +141,10 @@ class FakeCuda:
         return FakeArray.of(tensor.array, tensor.gpu)
 
     def asarray(self, value: Any) -> FakeArray:
-        return FakeArray.of(value.array)
+        interface = value.__cuda_array_interface__
+        if interface["typestr"].startswith("|V") or interface["typestr"].startswith("<V"):
+            raise TypeError("a dtype that cupy does not have")
+        return FakeArray.of(np.asarray(SimpleNamespace(__array_interface__=interface)))
 
 
 class EmulatedBackend(Emulator):
@@ -256,6 +263,36 @@ def test_tensors_beside_arrays(card: Device) -> None:
     assert np.array_equal(again.numpy(), got.array)
 
 
+BF16 = PROBLEM.with_(dtype="bf16")
+
+
+@pytest.mark.usefixtures("torch")
+@pytest.mark.parametrize("kind", [FakeArray.of, FakeTensor, FakeInterface, np.asarray])
+def test_bfloat16(card: Device, kind: Any) -> None:
+    x, w, b = (aligned(a) for a in reference.arrays(BF16))
+    got = convolve(card, kind(x), kind(w), kind(b))
+    assert isinstance(got, FakeArray if kind is FakeInterface else type(kind(x)))
+    reference.check(BF16, getattr(got, "array", got), x, w, b)
+
+
+def test_bfloat16_needs_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    with pytest.raises(MissingExtraError, match=r"bfloat16 needs .* pip install ml_dtypes"):
+        numpy_dtype.__wrapped__("bf16")
+
+
+def test_bfloat16_elsewhere() -> None:
+    x, w, _ = reference.arrays(BF16)
+    for call in (
+        lambda: wgpuconv.conv2d(x, w),
+        lambda: wgpuconv.conv2d(wgpuconv.tensor(x), wgpuconv.tensor(w)),
+        lambda: wgpuconv.Conv2d(w)(x),
+        lambda: wgpuconv.plan_conv2d(x.shape, w.shape, dtype="bf16"),
+    ):
+        with pytest.raises(UnsupportedFeatureError, match=r"bfloat16 needs a CUDA device, got "):
+            call()
+
+
 # ---- strides and alignment ----
 
 
@@ -335,7 +372,11 @@ def test_refusals(card: Device) -> None:
         ((X, w, b), MixedDevicesError, r"where the weight \(\w+.FakeArray\) is; move one"),
         ((x, w, FakeTensor(B, requires_grad=True)), DtypeError, r"the bias requires a gradient"),
         ((x, w, FakeTensor(B.astype(np.int8))), DtypeError, "cannot be read: a dtype that cupy"),
-        ((FakeArray.of(X.astype(np.float64)), w, b), DtypeError, "float32 or float16, got float64"),
+        (
+            (FakeArray.of(X.astype(np.float64)), w, b),
+            DtypeError,
+            "or bfloat16, got float64",
+        ),
         ((FakeArray.of(X.astype(np.float16)), w, b), DtypeError, "must have the input's dtype"),
     ]
     for arrays, error, message in cases:

@@ -8,9 +8,10 @@ from typing import Any
 
 from . import foreign
 from .device import Device
+from .dtypes import dtype_name
 from .ops import LAYOUT, common_device, common_dtype, problem_of, run
 from .problem import ConvProblem, Op
-from .tensor import DTYPE_NAMES, Tensor, as_device, tensor
+from .tensor import Tensor, as_device, tensor
 
 PREPARED = 8
 """Input shapes for which prepared weights are kept at a time."""
@@ -72,7 +73,7 @@ class _Module:
             shape,
             self.weight.shape,
             bias_shape,
-            DTYPE_NAMES[self._dtype],
+            dtype_name(self._dtype),
             parameters,
         )
 

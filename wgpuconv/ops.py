@@ -9,9 +9,10 @@ import numpy as np
 
 from . import foreign
 from .device import Device, default_device, plugins
+from .dtypes import dtype_name, numpy_dtype
 from .errors import DtypeError, MixedDevicesError, ProblemError
 from .problem import ConvProblem, Op
-from .tensor import DTYPE_NAMES, NUMPY_DTYPES, Tensor, as_device, checked_dtype, tensor
+from .tensor import Tensor, as_device, checked_dtype, tensor
 
 Array = np.ndarray | Tensor
 LAYOUT = 5
@@ -39,10 +40,11 @@ def conv2d(
 
     Args:
         input: (N, C, H, W) or (C, H, W); with ``layout="NHWC"`` (N, H, W, C) or (H, W, C).
-            A numpy array of any strides, or a :class:`Tensor`; float32 or float16. On a CUDA
-            device also an array of cupy, of PyTorch, or of any library with DLPack or
-            ``__cuda_array_interface__``, on that GPU: used without a copy where it is contiguous,
-            or has the strides of NHWC (PyTorch's ``channels_last``), which the result then has.
+            A numpy array of any strides, or a :class:`Tensor`; float32 or float16. A CUDA device
+            also takes bfloat16 (of ml_dtypes), and arrays of cupy, of PyTorch, or of any library
+            with DLPack or ``__cuda_array_interface__``, on that GPU: used without a copy where
+            they are contiguous, or have the strides of NHWC (PyTorch's ``channels_last``), which
+            the result then has.
         weight: (K, C/groups, R, S) in either layout, of the input's dtype.
         bias: (K,), or None.
         stride, dilation: pixels, one number or (vertical, horizontal).
@@ -170,7 +172,7 @@ def _convolve(
     key = (op, x.shape, weight.shape, bias_shape, dtype)
     compiled = on.call_cache.get(key, parameters + choice)
     if compiled is None:
-        problem = problem_of(op, x.shape, weight.shape, bias_shape, DTYPE_NAMES[dtype], parameters)
+        problem = problem_of(op, x.shape, weight.shape, bias_shape, dtype_name(dtype), parameters)
         algorithm, limit = choice
         compiled = on.compiled(problem, algorithm=algorithm, workspace_limit=limit)
         on.call_cache.put(key, parameters + choice, compiled)
@@ -183,7 +185,7 @@ def run(
     """Runs a compiled plan on arrays that fit its problem; see conv2d for what comes back."""
     problem = compiled.plan.problem
     shape = problem.out_shape if len(x.shape) == 4 else problem.out_shape[1:]
-    dtype = NUMPY_DTYPES[problem.dtype]
+    dtype = numpy_dtype(problem.dtype)
     if out is not None:
         _check_out(out, shape, dtype, x)
     result = out if isinstance(out, Tensor) else Tensor._made(shape, dtype, on)

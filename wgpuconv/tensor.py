@@ -11,18 +11,15 @@ from typing import Any
 import numpy as np
 
 from .device import Device, default_device, shared_device
+from .dtypes import ALLOWED, dtype_name
 from .errors import DtypeError, ProblemError
 from .plan import align
-
-DTYPE_NAMES: dict[np.dtype[Any], str] = {np.dtype(np.float32): "f32", np.dtype(np.float16): "f16"}
-NUMPY_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
-
 
 HOW_TO_CONVERT = "convert it with .astype(numpy.float32)"
 
 
 class Tensor:
-    """A C-contiguous array of float32 or float16 in one buffer of a device.
+    """A C-contiguous array of float32, float16 or bfloat16 in one buffer of a device.
 
     Made by :func:`tensor`, :meth:`Tensor.empty`, :meth:`Tensor.from_buffer`, and returned by
     operations on tensors. Its work may still be running; :meth:`numpy` waits for it.
@@ -98,7 +95,7 @@ class Tensor:
 
 
 def tensor(array: Any, device: Device | str | None = None) -> Tensor:
-    """Copies a float32 or float16 array to a device."""
+    """Copies a float32, float16 or bfloat16 (of ml_dtypes) array to a device."""
     array = np.asarray(array, order="C")
     made = Tensor._made(array.shape, checked_dtype(array.dtype), as_device(device))
     made.device.backend.write(made.buffer, array)
@@ -128,11 +125,11 @@ def checked_dtype(dtype: Any, name: str = "the array") -> np.dtype[Any]:
     try:
         found: np.dtype[Any] = np.dtype(dtype)
     except TypeError:
-        raise DtypeError(f"{name} must have dtype float32 or float16, got {dtype!r}") from None
-    if found not in DTYPE_NAMES:
+        raise DtypeError(f"{name} must have dtype {ALLOWED}, got {dtype!r}") from None
+    if not dtype_name(found):
         raise DtypeError(
-            f"{name} must have dtype float32 or float16, got {found}"
-            f"{' in foreign byte order' if found.newbyteorder() in DTYPE_NAMES else ''}; "
+            f"{name} must have dtype {ALLOWED}, got {found}"
+            f"{' in foreign byte order' if dtype_name(found.newbyteorder()) else ''}; "
             f"{HOW_TO_CONVERT}"
         )
     return found

@@ -66,7 +66,7 @@ class Guests(Protocol):
         ``image``, which is in NCHW, do the strides of NHWC fit.
 
         Raises MixedDevicesError where it lives on another device, DtypeError where it holds other
-        values than float32 or float16."""
+        values than float32, float16 or bfloat16."""
 
     def copy(self, name: str, value: Any) -> Guest:
         """A copy in C order, complete when this returns."""

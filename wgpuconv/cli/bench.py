@@ -134,7 +134,7 @@ def command(
     size: SizeOption = None,
     dtype: Annotated[
         str | None,
-        typer.Option(help="f32, f16, tf32, or several as f32,f16, instead of the suite's."),
+        typer.Option(help="f32, f16, bf16, tf32, or several as f32,f16, instead of the suite's."),
     ] = None,
     layout: Annotated[str | None, typer.Option(help="nchw or nhwc.")] = None,
     limit: LimitOption = None,

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 from ...backends.base import Guest
+from ...dtypes import numpy_dtype
 from ...errors import DtypeError, MixedDevicesError, ProblemError
 from ...tensor import checked_dtype
 from .buffer import ALIGNMENT, CudaBuffer
@@ -122,11 +123,20 @@ class CudaGuests:
             if hasattr(value, "__dlpack_device__"):
                 self._check_device(name, value, value.__dlpack_device__()[1])
                 return self._api.from_dlpack(value)
-            array = self._api.asarray(value)
+            array = self._of_interface(value)
         except (AttributeError, BufferError, RuntimeError, TypeError) as error:
             raise DtypeError(f"the {name} ({_kind(value)}) cannot be read: {error}") from error
         self._check_device(name, value, array.device.id)
         return array
+
+    def _of_interface(self, value: Any) -> Any:
+        found = value.__cuda_array_interface__
+        if found["typestr"][1:] != "V2" or "bfloat16" not in str(value.dtype):
+            return self._api.asarray(value)
+        # The interface has no type of that name, and some of its writers say so.
+        return self._api.asarray(_Interface(value, found | {"typestr": "<u2"})).view(
+            numpy_dtype("bf16")
+        )
 
     def _check_device(self, name: str, value: Any, ordinal: int) -> None:
         if int(ordinal) != self._ordinal:
@@ -134,6 +144,14 @@ class CudaGuests:
                 f"the {name} ({_kind(value)}) lives on GPU {ordinal}, but the call runs on "
                 f"'cuda:{self._ordinal}'; copy it there, or pass device='cuda:{ordinal}'"
             )
+
+
+class _Interface:
+    """Another array's memory, as something else."""
+
+    def __init__(self, array: Any, interface: dict[str, Any]) -> None:
+        self.array = array
+        self.__cuda_array_interface__ = interface
 
 
 class _Stream:

@@ -502,6 +502,7 @@ def _facts(api: Any, ordinal: int, capability: tuple[int, int]) -> CudaFacts:
     return CudaFacts(
         limits=limits,
         f16=True,
+        bf16=True,
         tf32=capability >= AMPERE,
         capability=capability,
         bandwidth=0.9 * 2 * memory_clock * bus / 8,
