@@ -20,7 +20,6 @@ from cuda_emulator import Emulator, compiler, filled
 
 import wgpuconv
 from wgpuconv import Device
-from wgpuconv.backends.base import Identity
 from wgpuconv.dtypes import numpy_dtype
 from wgpuconv.errors import (
     DtypeError,
@@ -150,9 +149,6 @@ class FakeCuda:
 class EmulatedBackend(Emulator):
     """The emulator with buffers by address, as those of the CUDA backend are."""
 
-    usable = True
-    identity = Identity("cuda", "an emulated card", "none", "0")
-
     def __init__(self, folder: Path, api: FakeCuda) -> None:
         super().__init__(folder)
         self.api = api
@@ -171,20 +167,12 @@ class EmulatedBackend(Emulator):
         super().read(raw(buffer), array)
 
     def prepare(self, compiled: Any, buffers: Any) -> None:
-        super().prepare(compiled, {role: raw(b) for role, b in buffers.items()})
+        super().prepare(compiled, {role: raw(buffer) for role, buffer in buffers.items()})
 
     def run(self, compiled: Any, buffers: Any, into: np.ndarray | None = None) -> None:
-        plan = compiled.plan
         self.api.seen.append(self.api.current)
         self.inputs.append(buffers["input"].pointer)
-        views = {"workspace": filled(plan.workspace)}
-        views |= {role: raw(buffer) for role, buffer in buffers.items()}
-        if "prepared" not in views:
-            views["prepared"] = filled(plan.prepared)
-            super().prepare(compiled, views)
-        super().run(compiled, views)
-        if into is not None:
-            self.read(buffers["out"], into)
+        super().run(compiled, {role: raw(buffer) for role, buffer in buffers.items()}, into)
 
 
 def raw(buffer: Any) -> np.ndarray:

@@ -94,7 +94,9 @@ class Backend(Protocol):
 
     One that compiles any file of shaders/ says so with an attribute ``runs_wgsl = True``; its
     bandwidth and multiply-add rate are then measured when it is tuned on. The facts of others are
-    taken as they are. One that takes arrays of other libraries has an attribute ``guests``.
+    taken as they are. One that has kernels for the plans of tuning/roofline.py has an attribute
+    ``has_probes = True``, and the benchmark measures its roofline. One that takes arrays of other
+    libraries has an attribute ``guests``.
     """
 
     @property

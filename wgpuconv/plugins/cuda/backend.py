@@ -102,6 +102,8 @@ class Launch:
 class CudaBackend:
     """One CUDA device."""
 
+    has_probes = True
+
     def __init__(
         self, api: Any, ordinal: int, *, algorithms: tuple[Algorithm, ...] = ALGORITHMS
     ) -> None:
@@ -119,7 +121,7 @@ class CudaBackend:
             driver=f"CUDA {entry.version(runtime.driverGetVersion())}",
             versions=(
                 f"cupy {api.__version__}, runtime {entry.version(runtime.runtimeGetVersion())}, "
-                f"sm_{major}{minor}"
+                f"capability {major}.{minor}"
             ),
         )
         self._device = api.cuda.Device(ordinal)
