@@ -273,6 +273,8 @@ class CudaBackend:
                     function.max_dynamic_shared_size_bytes = face.shared_bytes
                 handle = int(function.kernel.ptr)
             except self.api.cuda.compiler.CompileException as error:
+                if "nvrtc-builtins" in str(error):  # the half of NVRTC that it loads itself
+                    raise self._no_compiler(error) from error
                 raise ShaderError(f"{shader.file}.cu did not compile: {error}") from error
             except (ImportError, OSError, RuntimeError) as error:
                 raise self._compiler_failed(shader, error) from error
@@ -281,11 +283,15 @@ class CudaBackend:
     def _compiler_failed(self, shader: Shader, error: Exception) -> WgpuConvError:
         text = str(error)
         if "nvrtc" in text.lower() and "nvrtc_error" not in text.lower():  # it cannot be loaded
-            return DeviceError(
-                f"kernels are compiled by NVRTC, which cannot be loaded ({text}); install it "
-                "with: pip install 'cupy-cuda13x[ctk]'"
-            )
+            return self._no_compiler(error)
         return ShaderError(f"{shader.file}.cu cannot be loaded on this device: {text}")
+
+    def _no_compiler(self, error: Exception) -> WgpuConvError:
+        toolkit = self.api.cuda.runtime.runtimeGetVersion() // 1000
+        return DeviceError(
+            f"kernels are compiled by NVRTC, which cannot be loaded ({error}); install it "
+            f"with: pip install 'cupy-cuda{toolkit}x[ctk]'"
+        )
 
     # ---- running ----
 
