@@ -26,7 +26,7 @@ class DriverFailure(RuntimeError):
     """cupy_backends.cuda.api.driver.CUDADriverError"""
 
 
-class OutOfMemory(MemoryError):
+class OutOfMemoryError(MemoryError):
     """cupy.cuda.memory.OutOfMemoryError"""
 
 
@@ -35,26 +35,32 @@ class NotCompiled(Exception):
 
 
 class Memory:
-    def __init__(self, nbytes: int) -> None:
+    def __init__(self, nbytes: int, stream: int) -> None:
+        self.stream = stream
         self.array = np.empty(nbytes, np.uint8)
         self.ptr = (self.array.ctypes.data + 255) // 256 * 256  # of an address, no more
 
 
-class Current:
-    """A device or a stream, which may be current."""
-
-    ptr = 0
-    id = 0
+class Device:
     compute_capability = "90"
 
-    def __enter__(self) -> Current:
-        return self
+    def __enter__(self) -> None:
+        pass
 
     def __exit__(self, *_: object) -> None:
         pass
 
-    def synchronize(self) -> None:
-        pass
+
+class Stream:
+    def __init__(self, pointer: int, current: list[Stream]) -> None:
+        self.ptr = pointer
+        self._current = current
+
+    def __enter__(self) -> None:
+        self._current.append(self)
+
+    def __exit__(self, *_: object) -> None:
+        self._current.pop()
 
 
 class FakeCupy:
@@ -68,7 +74,16 @@ class FakeCupy:
     def __init__(self) -> None:
         self.fails: dict[str, Exception] = {}
         self.launched: list[tuple[Any, ...]] = []
-        current = Current()
+        device = Device()
+        self.streams: list[Stream] = []
+        self.streams.append(Stream(0, self.streams))
+
+        def external(other: Any) -> Stream:
+            return Stream(other.__cuda_stream__()[1], self.streams)
+
+        def alloc(nbytes: int) -> Memory:
+            return Memory(nbytes, self.streams[-1].ptr)
+
         runtime = types.SimpleNamespace(
             CUDARuntimeError=RuntimeFailure,
             deviceGetAttribute=lambda name, ordinal: ATTRIBUTES[name],
@@ -86,10 +101,11 @@ class FakeCupy:
         )
         self.cuda = types.SimpleNamespace(
             runtime=runtime,
-            Device=lambda ordinal: current,
-            alloc=self._may_fail("alloc", Memory),
-            get_current_stream=lambda ordinal: current,
-            memory=types.SimpleNamespace(OutOfMemoryError=OutOfMemory),
+            Device=lambda ordinal: device,
+            Stream=types.SimpleNamespace(from_external=external),
+            alloc=self._may_fail("alloc", alloc),
+            get_current_stream=lambda ordinal: self.streams[-1],
+            memory=types.SimpleNamespace(OutOfMemoryError=OutOfMemoryError),
             compiler=types.SimpleNamespace(CompileException=NotCompiled),
         )
         kernel = types.SimpleNamespace(kernel=types.SimpleNamespace(ptr=1))

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_cupy import DriverFailure, FakeCupy, NotCompiled, OutOfMemory, RuntimeFailure
+from fake_cupy import DriverFailure, FakeCupy, NotCompiled, OutOfMemoryError, RuntimeFailure
 
 import wgpuconv
 from wgpuconv import Device
@@ -49,7 +49,12 @@ def convolve(card: Device) -> Any:
 
 ILLEGAL = "CUDA_ERROR_ILLEGAL_ADDRESS: an illegal memory access was encountered"
 FAILURES: list[tuple[str, Exception, type[WgpuConvError], str]] = [
-    ("alloc", OutOfMemory("Out of memory"), OutOfDeviceMemoryError, "a card has no memory left"),
+    (
+        "alloc",
+        OutOfMemoryError("Out of memory"),
+        OutOfDeviceMemoryError,
+        "a card has no memory left",
+    ),
     (
         "memcpyAsync",
         RuntimeFailure("cudaErrorMemoryAllocation: out of memory"),
@@ -146,6 +151,20 @@ def test_a_forked_child(card: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getpid", lambda: -1)
     with pytest.raises(ForkedProcessError, match="open the device in the child"):
         convolve(card)
+
+
+def test_scratch_belongs_to_the_stream_that_uses_it(card: Device, api: FakeCupy) -> None:
+    """cupy's pool would hand it to another one while this one still reads it."""
+    compiled = card.compiled(ConvProblem.parse(TEXT), algorithm="implicit_gemm")
+    assert compiled.plan.prepared
+    buffers = {role: card.backend.allocate(1 << 16) for role in ("input", "weight", "out")}
+    for stream in (5, 0):
+        card.backend.run(compiled, buffers, stream=stream)
+        scratch = card.backend._scratch["prepared", stream]
+        assert scratch.memory.stream == stream
+        *_, on, _, _ = api.launched[-1]
+        assert on == stream
+    assert api.streams[-1].ptr == 0
 
 
 def test_sizes(card: Device) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 from . import foreign
 from .device import Device
 from .dtypes import dtype_name
-from .ops import LAYOUT, common_device, common_dtype, problem_of, run
+from .ops import LAYOUT, common_dtype, problem_of, run
 from .problem import ConvProblem, Op
-from .tensor import Tensor, as_device, tensor
+from .tensor import Tensor, as_device, common_device, tensor
 
 PREPARED = 8
 """Input shapes for which prepared weights are kept at a time."""
@@ -79,18 +79,23 @@ class _Module:
 
     def __call__(self, input: Any, *, out: Any = None) -> Any:
         """Convolves an array as conv2d takes it; the same kind comes back."""
-        given = {"input": input, "out": out}
+        given = {"input": input, "weight": self.weight, "bias": self.bias, "out": out}
         layout = self._parameters[LAYOUT]
         if foreign.host_of(self.device, given) is not None:
-            return foreign.with_tensors(
-                self.device, given, layout, lambda t, order: self._call(t["input"], t["out"], order)
+            return foreign.convolve(
+                self.device,
+                given,
+                layout,
+                lambda shapes, _, order: self._plan(shapes["input"], order),
             )
-        return self._call(input, out, layout)
-
-    def _call(self, input: Any, out: Any, layout: str) -> Any:
         common_dtype(weight=self.weight, input=input)
         common_device(self.device, input=input, out=out)
-        key = (input.shape, layout)
+        compiled, prepared = self._plan(input.shape, layout)
+        return run(compiled, self.device, input, self.weight, self.bias, out, prepared)
+
+    def _plan(self, shape: tuple[int, ...], layout: str) -> tuple[Any, Any]:
+        """The compiled plan for inputs of a shape, and the buffer of its prepared weights."""
+        key = (shape, layout)
         found = self._ready.get(key)
         if found is None:
             found = self._prepare(*key)
@@ -98,8 +103,7 @@ class _Module:
             while len(self._ready) > PREPARED:
                 self._ready.popitem(last=False)
         compiled, prepared = found
-        buffer = None if prepared is None else prepared.buffer
-        return run(compiled, self.device, input, self.weight, self.bias, out, buffer)
+        return compiled, None if prepared is None else prepared.buffer
 
     def _prepare(self, shape: tuple[int, ...], layout: str) -> tuple[Any, Tensor | None]:
         problem = self._problem(shape, layout)

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from . import foreign
-from .device import Device, default_device, plugins
+from .device import Device, plugins
 from .dtypes import dtype_name, numpy_dtype
-from .errors import DtypeError, MixedDevicesError, ProblemError
+from .errors import DtypeError, ProblemError
 from .problem import ConvProblem, Op
-from .tensor import Tensor, as_device, checked_dtype, tensor
+from .tensor import Tensor, as_device, checked_dtype, common_device, tensor
 
 Array = np.ndarray | Tensor
 LAYOUT = 5
@@ -160,23 +160,35 @@ def _convolve(
     host = foreign.host_of(on, given)
     if host is not None:
 
-        def call(tensors: dict[str, Any], layout: str) -> Any:
-            changed = (*parameters[:LAYOUT], layout, *parameters[LAYOUT + 1 :])
-            four = (tensors["input"], tensors["weight"], tensors["bias"], tensors["out"])
-            return _convolve(op, four, changed, choice, host)
+        def plan(shapes: dict[str, tuple[int, ...]], dtype: str, layout: str) -> tuple[Any, None]:
+            changed = parameters
+            if layout != parameters[LAYOUT]:
+                changed = (*parameters[:LAYOUT], layout, *parameters[LAYOUT + 1 :])
+            three = (shapes["input"], shapes["weight"], shapes.get("bias"))
+            return _compiled(host, (op, *three, dtype), changed, choice), None
 
-        return foreign.with_tensors(host, given, parameters[LAYOUT], call)
+        return foreign.convolve(host, given, parameters[LAYOUT], plan)
     dtype = common_dtype(input=x, weight=weight, bias=bias)
     on = common_device(on, input=x, weight=weight, bias=bias, out=out)
     bias_shape = None if bias is None else bias.shape
-    key = (op, x.shape, weight.shape, bias_shape, dtype)
+    key = (op, x.shape, weight.shape, bias_shape, dtype_name(dtype))
+    return run(_compiled(on, key, parameters, choice), on, x, weight, bias, out)
+
+
+def _compiled(
+    on: Device,
+    key: tuple[Op, Sequence[int], Sequence[int], Sequence[int] | None, str],
+    parameters: tuple[Any, ...],
+    choice: tuple[str, int | None],
+) -> Any:
+    """The plan of a call with these shapes and that dtype, found by its raw arguments."""
     compiled = on.call_cache.get(key, parameters + choice)
     if compiled is None:
-        problem = problem_of(op, x.shape, weight.shape, bias_shape, dtype_name(dtype), parameters)
         algorithm, limit = choice
+        problem = problem_of(*key, parameters)
         compiled = on.compiled(problem, algorithm=algorithm, workspace_limit=limit)
         on.call_cache.put(key, parameters + choice, compiled)
-    return run(compiled, on, x, weight, bias, out)
+    return compiled
 
 
 def run(
@@ -259,17 +271,3 @@ def common_dtype(**arrays: Any) -> Any:
                 f"convert one with .astype(numpy.{dtype})"
             )
     return dtype
-
-
-def common_device(wanted: Device | None, **arrays: Any) -> Device:
-    """The one device of all tensors and of the call, or the default one."""
-    found = wanted
-    for name, value in arrays.items():
-        if isinstance(value, Tensor):
-            if found is not None and value.device is not found:
-                raise MixedDevicesError(
-                    f"{name} lives on {value.device!r}, but the call runs on another Device, "
-                    f"{found!r}; copy it there with wgpuconv.tensor(t.numpy(), device)"
-                )
-            found = value.device
-    return found or default_device()

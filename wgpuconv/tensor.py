@@ -12,7 +12,7 @@ import numpy as np
 
 from .device import Device, default_device, shared_device
 from .dtypes import ALLOWED, dtype_name
-from .errors import DtypeError, ProblemError
+from .errors import DtypeError, MixedDevicesError, ProblemError
 from .plan import align
 
 HOW_TO_CONVERT = "convert it with .astype(numpy.float32)"
@@ -49,9 +49,10 @@ class Tensor:
         device = device or default_device()
         buffer = device.backend.allocate(math.prod(shape) * dtype.itemsize)
         made = cls(device, buffer, shape, dtype)
-        # Work submitted later runs later, so the buffer may be reused at once. Not in __del__:
-        # in a cycle of garbage the buffer's own end may come first.
-        weakref.finalize(made, device.backend.free, buffer).atexit = False
+        if getattr(device.backend, "keeps_buffers", True):
+            # Work submitted later runs later, so the buffer may be reused at once. Not in __del__:
+            # in a cycle of garbage the buffer's own end may come first.
+            weakref.finalize(made, device.backend.free, buffer).atexit = False
         return made
 
     @classmethod
@@ -109,6 +110,20 @@ def as_device(device: Device | str | None) -> Device | None:
     if isinstance(device, str):
         return shared_device(device)
     raise DtypeError(f"device must be a Device, its spec or None, got {type(device).__name__}")
+
+
+def common_device(wanted: Device | None, **arrays: Any) -> Device:
+    """The one device of all tensors and of the call, or the default one."""
+    found = wanted
+    for name, value in arrays.items():
+        if isinstance(value, Tensor):
+            if found is not None and value.device is not found:
+                raise MixedDevicesError(
+                    f"{name} lives on {value.device!r}, but the call runs on another Device, "
+                    f"{found!r}; copy it there with wgpuconv.tensor(t.numpy(), device)"
+                )
+            found = value.device
+    return found or default_device()
 
 
 def _checked_shape(shape: Sequence[int]) -> tuple[int, ...]:
