@@ -40,7 +40,7 @@ class FakeArray:
     """What cupy.ndarray has of numpy's, and where it lives."""
 
     def __init__(self, shape: Any, dtype: Any) -> None:
-        self.array = aligned(np.empty(shape, dtype))
+        self.array = aligned(np.full(shape, np.nan, dtype))
 
     @classmethod
     def of(cls, array: np.ndarray, gpu: int = 0) -> FakeArray:
@@ -276,7 +276,12 @@ def test_other_libraries(card: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     got = convolve(card, *(FakeInterface(a) for a in (X, W, B)))
     assert isinstance(got, FakeArray)
     reference.check(PROBLEM, got.array, X, W, B)
-    exchange = SimpleNamespace(from_dlpack=lambda array: FakeExchange(array.array))
+
+    def from_dlpack(array: FakeArray) -> FakeExchange:
+        assert not np.isnan(array.array).any()  # whoever asks waits for what was submitted so far
+        return FakeExchange(array.array)
+
+    exchange = SimpleNamespace(from_dlpack=from_dlpack)
     monkeypatch.setitem(sys.modules, "exchange", exchange)
     for x in (X, NHWC):
         got = convolve(card, *(FakeExchange(a) for a in (x, W, B)))
@@ -342,6 +347,9 @@ def test_strides_of_torch(card: Device) -> None:
             out = FakeTensor(target if target.shape[1] == 4 else target.transpose(0, 3, 1, 2))
             assert convolve(card, *(FakeTensor(a) for a in (x, W, B)), out=out) is out
             reference.check(PROBLEM, np.ascontiguousarray(out.array), x, W, B)
+        mixed = FakeTensor(np.zeros((*PROBLEM.out_shape[:3], 14), np.float32)[..., ::2])
+        assert convolve(card, *of(x, W, B), out=mixed) is mixed
+        reference.check(PROBLEM, np.ascontiguousarray(mixed.array), x, W, B)
 
 
 def test_channels_last_is_used(card: Device) -> None:

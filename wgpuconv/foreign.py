@@ -90,7 +90,7 @@ def convolve(on: Device, arrays: dict[str, Any], layout: str, plan: Planner) -> 
     if out is not None and result is not out:
         guests.assign(out, result)
         return out
-    return result
+    return result if isinstance(x, Tensor) or out is not None else guests.give(result, x)
 
 
 def _guest(on: Device, role: str, value: Any, *, image: bool) -> Guest:

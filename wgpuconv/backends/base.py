@@ -70,8 +70,11 @@ class Guests(Protocol):
     def make(
         self, shape: tuple[int, ...], dtype: str, like: Any, *, channels_last: bool
     ) -> tuple[Any, Any]:
-        """A new array of the kind of ``like``, and its memory, which has that shape; see Guest
+        """A new array for the kind of ``like``, and its memory, which has that shape; see Guest
         for the rest."""
+
+    def give(self, array: Any, like: Any) -> Any:
+        """An array of ``make`` as one of that kind, after the work that fills it was submitted."""
 
     def run(self, compiled: Any, buffers: Buffers, like: Any) -> None:
         """As ``Backend.run``, after the work that made ``like``, and before that which its

@@ -160,18 +160,24 @@ class CudaGuests:
         buffer = CudaBuffer(array, pointer, math.prod(shape) * DTYPES[dtype])
         if channels_last:
             array = library.permute(array, _axes(len(shape), last=False))
-        if library is self._cupy and not isinstance(like, self._api.ndarray):
-            from_dlpack = getattr(sys.modules[_package(like)], "from_dlpack", None)
-            array = array if from_dlpack is None else from_dlpack(array)
         return array, buffer
 
     def run(self, compiled: Any, buffers: Buffers, like: Any) -> None:
         self._backend.run(compiled, buffers, stream=self._library(like).stream())
 
+    def give(self, array: Any, like: Any) -> Any:
+        if self._library(like) is not self._cupy or isinstance(like, self._api.ndarray):
+            return array
+        from_dlpack = getattr(sys.modules[_package(like)], "from_dlpack", None)
+        return array if from_dlpack is None else from_dlpack(array)
+
     def assign(self, out: Any, array: Any) -> None:
-        library, target, _, _ = self._read("out", out)
+        library = self._library(out)
         with self._backend.guard:
-            library.assign(target, array if library is not self._cupy else self._as_cupy(array))
+            if library is self._cupy or library is not self._library(array):
+                self._cupy.assign(self._as_cupy(out), self._as_cupy(array))
+            else:
+                library.assign(out, array)
 
     def _library(self, value: Any) -> Library:
         if isinstance(value, self._api.ndarray):
