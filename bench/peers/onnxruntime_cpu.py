@@ -8,13 +8,14 @@ import numpy as np
 from _onnxruntime import OnnxRuntimePeer
 
 from wgpuconv import ConvProblem
-from wgpuconv.bench.peer import Array, Refusal, Variant, serve
+from wgpuconv.bench.peer import Array, Variant, serve
 
 
 class OnnxRuntimeCpu(OnnxRuntimePeer):
     name = "onnxruntime-cpu"
     pip = "onnxruntime onnx"
     provider = "CPUExecutionProvider"
+    dtypes = ("f32",)  # it casts others to it
 
     def describe(self) -> tuple[dict[str, str], str]:
         import onnx
@@ -24,10 +25,6 @@ class OnnxRuntimeCpu(OnnxRuntimePeer):
         return versions, "CPU"
 
     def variants(self, problem: ConvProblem) -> list[Variant]:
-        if problem.dtype != "f32":
-            raise Refusal(
-                f"onnxruntime-cpu is compared in f32, got {problem.dtype}, which it casts to f32"
-            )
         layout = problem.layout.lower()
         return [
             Variant(layout, "f32"),
