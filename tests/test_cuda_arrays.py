@@ -537,3 +537,23 @@ def test_torch_on_a_gpu(cuda: Device) -> None:
             reference.check(PROBLEM, module(x).cpu().numpy(), X, W, B)
     with pytest.raises(MixedDevicesError, match=r"the weight \(torch.Tensor\) is not in the"):
         wgpuconv.conv2d(x, w.cpu(), device=cuda)
+
+
+@pytest.mark.gpu
+def test_bfloat16_on_a_gpu(cuda: Device) -> None:
+    cupy = entry.cupy()
+    arrays = reference.arrays(BF16)
+    got = wgpuconv.conv2d(*arrays, padding=1, device=cuda)
+    reference.check(BF16, got, *arrays)
+    got = wgpuconv.conv2d(*(cupy.asarray(a) for a in arrays), padding=1, device=cuda)
+    assert isinstance(got, cupy.ndarray)
+    reference.check(BF16, got.get(), *arrays)
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("this torch has no CUDA")
+    x, w, b = (torch.tensor(a.astype(np.float32), device="cuda").bfloat16() for a in arrays)
+    for image in (x, x.contiguous(memory_format=torch.channels_last)):
+        got = wgpuconv.conv2d(image, w, b, padding=1, device=cuda)
+        assert got.dtype == torch.bfloat16
+        found = got.float().cpu().numpy().astype(numpy_dtype("bf16"))
+        reference.check(BF16, np.ascontiguousarray(found), *arrays)
