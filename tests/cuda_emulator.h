@@ -197,6 +197,9 @@ inline void __syncthreads() { emulator::meet(emulator::block, emulator::block_th
 struct Half {
   unsigned short bits;
 };
+struct Bfloat {
+  unsigned short bits;
+};
 
 inline float to_float(float v) { return v; }
 // The instructions of F16C by g++'s own names: immintrin.h takes longer to read than all the rest.
@@ -205,6 +208,8 @@ using Floats = float __attribute__((vector_size(16)));
 inline float to_float(Half v) {
   return __builtin_ia32_vcvtph2ps(Shorts{static_cast<short>(v.bits)})[0];
 }
+
+inline float to_float(Bfloat v) { return __uint_as_float(unsigned{v.bits} << 16); }
 
 template <typename T>
 T from_float(float v);
@@ -215,6 +220,12 @@ inline float from_float<float>(float v) {
 template <>
 inline Half from_float<Half>(float v) {
   return {static_cast<unsigned short>(__builtin_ia32_vcvtps2ph(Floats{v}, 0)[0])};
+}
+template <>
+inline Bfloat from_float<Bfloat>(float v) {
+  const unsigned bits = __float_as_uint(v);
+  const unsigned odd = bits >> 16 & 1;
+  return {static_cast<unsigned short>((std::isnan(v) ? 0x7fff0000u : bits + 0x7fff + odd) >> 16)};
 }
 
 template <typename T>
@@ -287,6 +298,7 @@ inline void load_matrices(unsigned (&to)[4], unsigned from) {
 }
 
 inline Half as_operand(Half v) { return v; }
+inline Bfloat as_operand(Bfloat v) { return v; }
 
 // To nearest, halfway cases away from zero, as cvt.rna.tf32.f32 does.
 inline float as_operand(float v) {
@@ -294,8 +306,9 @@ inline float as_operand(float v) {
 }
 
 // Element i of the words of a fragment, as tensor cores see it.
-inline float operand(Half, const unsigned* words, int word, int i) {
-  return to_float(Half{static_cast<unsigned short>(words[word] >> 16 * i)});
+template <typename T>
+float operand(T, const unsigned* words, int word, int i) {
+  return to_float(T{static_cast<unsigned short>(words[word] >> 16 * i)});
 }
 inline float operand(float, const unsigned* words, int word, int) {
   if (words[word] & 0x1fff && std::isfinite(__uint_as_float(words[word]))) {

@@ -8,8 +8,8 @@ hand-computed cases and with PyTorch.
 n multiply-adds, fused or not, errs by at most gamma(n) = n u / (1 - n u) times the same sum over
 absolute values (Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., section 3.1).
 A bilinear algorithm errs by the roundings of its own terms: see ``_roundings``.
-What an activation adds is bounded by the accuracies that WGSL guarantees, and f16 outputs are
-rounded once more. The data made here holds no subnormal numbers, since WGSL lets a device flush
+What an activation adds is bounded by the accuracies that WGSL guarantees, and f16 and bf16 outputs
+are rounded once more. The data made here holds no subnormal numbers, since WGSL lets a device flush
 them.
 """
 
@@ -20,6 +20,7 @@ import zlib
 from collections.abc import Callable
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from wgpuconv.bilinear import Bilinear
@@ -34,8 +35,10 @@ TF32 = 2.0**-11
 """Unit roundoff of TF32, to which inputs and weights may be rounded where a problem allows it."""
 ULP = 2.0**-23
 """The unit in which WGSL states accuracies, relative to the result."""
-NUMPY = {"f32": np.float32, "f16": np.float16}
-LEAST_NORMAL = {"f32": 2.0**-126, "f16": 2.0**-14}
+NUMPY = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
+ROUNDED = {"f16": 2.0**-11, "bf16": 2.0**-8}
+"""Unit roundoff of the narrower dtypes."""
+LEAST_NORMAL = {"f32": 2.0**-126, "f16": 2.0**-14, "bf16": 2.0**-126}
 """A result below this may be flushed to zero."""
 STEEPEST = {"sigmoid": 0.25, "silu": 1.0999, "gelu": 1.1290}
 """Largest absolute derivatives; 1 for the others, but for leaky_relu."""
@@ -223,9 +226,9 @@ def expected(
     if activation.name == "leaky_relu":
         slope = max(1.0, abs(activation.a))
     error = slope * error + _activation_error(activation, v, error)
-    if problem.dtype == "f16":
+    if problem.dtype in ROUNDED:
         y = np.abs(want) + error
-        error = error + np.maximum(y * 2.0**-11, LEAST_NORMAL["f16"])
+        error = error + np.maximum(y * ROUNDED[problem.dtype], LEAST_NORMAL[problem.dtype])
     elif activation.name != "identity":
         error = error + LEAST_NORMAL["f32"]
     return want, error

@@ -150,7 +150,7 @@ CASES: dict[str, Case] = {
     ),
     "integers": (
         lambda d: conv2d(X.astype(np.int32), W.astype(np.int32), device=d),
-        errors.DtypeError, TypeError, "must have dtype float32 or float16, got int32",
+        errors.DtypeError, TypeError, "must have dtype float32, float16 or bfloat16, got int32",
     ),
     "layout": (
         lambda d: conv2d(X, W, layout="CHWN", device=d),

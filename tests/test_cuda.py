@@ -49,7 +49,7 @@ ARCHITECTURES = ("75", "80", "86", "89", "90a", "100", "120")
 PROBLEMS = [
     problem.with_(dtype=dtype, layout=layout)
     for problem in contract.problems()
-    for dtype in ("f32", "f16")
+    for dtype in ("f32", "f16", "bf16")
     for layout in ("NCHW", "NHWC")
 ]
 PROBLEMS += [
@@ -90,6 +90,18 @@ def test_every_kernel_compiles_everywhere(name: str, tmp_path: Path) -> None:
     spilled = compiled(KERNEL_DIR / f"{name}.cu", ARCHITECTURES, tmp_path)
     # Turing has no asynchronous copies, and so holds what it copies in registers.
     assert spilled <= {"75"}
+
+
+BF16_KERNELS = sorted({n for a in ALGORITHMS if a.name != "implicit_gemm" for n in a.shaders})
+
+
+@pytest.mark.parametrize("name", BF16_KERNELS)
+def test_every_kernel_compiles_in_bf16(name: str, tmp_path: Path) -> None:
+    """On Turing too, but for the tensor cores, which lack it there."""
+    file = tmp_path / f"{name}.cu"
+    shader = Shader.of(name, "bf16", **({"Out": "bf16"} if "\nusing Out" in load(name) else {}))
+    file.write_text(specialise(shader), encoding="utf-8")
+    assert compiled(file, ARCHITECTURES[name.endswith("mma") :], tmp_path) == set()
 
 
 def test_the_tf32_kernel_compiles(tmp_path: Path) -> None:
@@ -212,8 +224,9 @@ def test_something_computes_every_problem() -> None:
             "implicit_gemm_mma",
             "the precision 'tf32' is allowed, got f32",
         ),
-        ("conv2d f32 n1 c8 h9 w9 k8 r3 s3", "halo_mma", "f16 on tensor cores, got f32"),
-        ("conv2d f32 n1 c8 h9 w9 k8 r3 s3 tf32", "halo_mma", "f16 on tensor cores, got f32"),
+        ("conv2d f32 n1 c8 h9 w9 k8 r3 s3", "halo_mma", "f16 and bf16 on tensor cores, got f32"),
+        ("conv2d f32 n1 c8 h9 w9 k8 r3 s3 tf32", "halo_wgmma", "bf16 on tensor cores, got f32"),
+        ("conv2d bf16 n1 c8 h9 w9 k8 r3 s3", "implicit_gemm", "computes in f32, got bf16"),
         ("conv2d f16 n1 c8 h9 w9 k8 r3 s3", "implicit_gemm", "computes in f32, got f16"),
         ("conv2d f16 n1 c8 h9 w9 k8 r1 s1", "halo_mma", r"one tap \(1 x 1\)"),
         ("conv2d f16 n1 c8 h40 w40 k8 r17 s3", "implicit_gemm_mma", "got 17 x 3"),
@@ -237,6 +250,17 @@ def test_what_a_device_lacks() -> None:
         found = survey(problem, other, ALGORITHMS)
         assert f"9.0, got {capability[0]}.{capability[1]}" in found.refusals["halo_wgmma"]
         assert "halo_mma" in {c.algorithm for c in found.candidates}
+    turing = dataclasses.replace(HOPPER, capability=(7, 5))
+    for change in ({"dtype": "bf16"}, {"dtype": "f32", "precision": "tf32"}):
+        changed = problem.with_(**change)
+        found = survey(changed, turing, ALGORITHMS)
+        reason = f"multiplies {changed.arithmetic} from compute capability 8.0 on, got 7.5"
+        assert found.refusals["implicit_gemm_mma"] == reason
+        assert "direct" in {c.algorithm for c in found.candidates}
+    assert (
+        "8.0 on, got 7.5"
+        in survey(problem.with_(dtype="bf16"), turing, ALGORITHMS).refusals["halo_mma"]
+    )
     small = dataclasses.replace(HOPPER.limits, max_workgroup_storage=64 << 10)  # Turing
     for candidate in survey(
         problem, dataclasses.replace(HOPPER, limits=small), ALGORITHMS
@@ -391,6 +415,13 @@ EMULATED: list[tuple[str, str, Config]] = (
 )
 
 
+EMULATED += [
+    (name, text.replace(" f16 ", " bf16 "), config)
+    for name, text, config in EMULATED
+    if " f16 " in text and (config.get("splits", 1) > 1 or "groups2" in text)
+]
+
+
 @pytest.mark.parametrize(("name", "text", "config"), EMULATED)
 def test_kernels_on_the_cpu(emulator: Emulator, name: str, text: str, config: Config) -> None:
     """Each kind of path through the kernels, with copies as late and memory as bad as can be."""
@@ -402,8 +433,9 @@ def test_kernels_on_the_cpu(emulator: Emulator, name: str, text: str, config: Co
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 def test_plain_kernels_on_the_cpu(emulator: Emulator, name: str, layout: str) -> None:
     algorithm = next(a for a in ALGORITHMS if a.name == name)
-    for base in contract.problems()[:14:2]:
-        problem = base.with_(dtype="f16", layout=layout, residual=layout == "NHWC")
+    for i, base in enumerate(contract.problems()[:14]):
+        dtype = ("f16", "bf16")[i % 2]
+        problem = base.with_(dtype=dtype, layout=layout, residual=layout == "NHWC")
         if algorithm.refusal(problem, HOPPER) is None:
             config = algorithm.configs(problem, HOPPER)[-1]
             contract.verify(emulator.device, algorithm, problem, config)
@@ -439,6 +471,21 @@ def test_tf32_is_told_from_f32(emulator: Emulator) -> None:
     output = run(judge.data["input"], judge.data["weight"], judge.data.get("bias"))
     assert judge.fault(output) is None
     assert Check(problem.with_(precision="default")).fault(output) is not None
+
+
+def test_bf16_is_rounded_once() -> None:
+    """To nearest is right; cutting off, which errs up to twice as much, is not."""
+    problem = ConvProblem.parse("conv2d bf16 n2 c5 h9 w9 k4 r3 s3 pad1 bias")
+    judge = Check(problem)
+    arrays = judge.data["input"], judge.data["weight"], judge.data["bias"]
+    exact = reference.convolve(problem, *arrays).astype(np.float32)
+    nearest, cut = exact.astype(reference.NUMPY["bf16"]), exact.copy()
+    cut.view(np.uint32)[...] &= 0xFFFF0000
+    assert judge.fault(nearest) is None
+    reference.check(problem, nearest, *arrays)
+    assert "wrong result" in str(judge.fault(cut.astype(nearest.dtype)))
+    with pytest.raises(AssertionError, match="elements are wrong"):
+        reference.check(problem, cut.astype(nearest.dtype), *arrays)
 
 
 # ---- finding devices ----
@@ -571,7 +618,7 @@ def test_contract(cuda: Device, algorithm: Algorithm, problem: ConvProblem) -> N
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ACTIVATIONS)
-@pytest.mark.parametrize("dtype", ["f32", "f16", "f32 tf32"])
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "f32 tf32"])
 def test_activations(cuda: Device, name: str, dtype: str) -> None:
     spec = {"clip": ("clip", -0.5, 0.75), "leaky_relu": ("leaky_relu", 0.3)}.get(name, name)
     base = ConvProblem.parse(f"conv2d {dtype} n2 c9 h8 w7 k12 r3 s3 pad1 bias")

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +19,7 @@ from cuda_emulator import Emulator, compiler, filled
 
 import wgpuconv
 from wgpuconv import Device
-from wgpuconv.backends.base import Identity
+from wgpuconv.dtypes import numpy_dtype
 from wgpuconv.errors import (
     DtypeError,
     MissingExtraError,
@@ -40,9 +39,8 @@ from wgpuconv.problem import ConvProblem
 class FakeArray:
     """What cupy.ndarray has of numpy's, and where it lives."""
 
-    def __init__(self, shape: Any, dtype: Any, memptr: Any) -> None:
-        count = int(np.prod(shape))
-        self.array = memptr.view(dtype)[:count].reshape(shape)
+    def __init__(self, shape: Any, dtype: Any) -> None:
+        self.array = aligned(np.full(shape, np.nan, dtype))
 
     @classmethod
     def of(cls, array: np.ndarray, gpu: int = 0) -> FakeArray:
@@ -55,10 +53,10 @@ class FakeArray:
     ndim = property(lambda self: self.array.ndim)
     dtype = property(lambda self: self.array.dtype)
     strides = property(lambda self: self.array.strides)
-    nbytes = property(lambda self: self.array.nbytes)
-    flags = property(lambda self: SimpleNamespace(c_contiguous=self.array.flags.c_contiguous))
-    data = property(lambda self: SimpleNamespace(ptr=self.array.ctypes.data))
-    device = property(lambda self: SimpleNamespace(id=self.gpu))
+    itemsize = property(lambda self: self.array.itemsize)
+    data = property(
+        lambda self: SimpleNamespace(ptr=self.array.ctypes.data, device_id=self.gpu),
+    )
 
     def transpose(self, *axes: int) -> FakeArray:
         return FakeArray.of(self.array.transpose(*axes), self.gpu)
@@ -66,24 +64,58 @@ class FakeArray:
     def copy(self) -> FakeArray:
         return FakeArray.of(aligned(self.array), self.gpu)
 
+    def view(self, dtype: Any) -> FakeArray:
+        return FakeArray.of(self.array.view(dtype), self.gpu)
+
     def __setitem__(self, at: Any, value: FakeArray) -> None:
         self.array[at] = value.array
 
 
-class FakeTensor:
-    """What a torch.Tensor on a GPU has."""
+class FakeExchange:
+    """An array of a library that has DLPack alone."""
 
-    def __init__(self, array: np.ndarray, gpu: int = 0, requires_grad: bool = False) -> None:
-        self.array, self.gpu, self.requires_grad = array, gpu, requires_grad
+    def __init__(self, array: np.ndarray, gpu: int = 0) -> None:
+        self.array, self.gpu = array, gpu
 
     shape = property(lambda self: self.array.shape)
-    dtype = property(lambda self: f"torch.{self.array.dtype}")
+    dtype = property(lambda self: self.array.dtype)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return (2, self.gpu)
 
     def __dlpack__(self, stream: Any = None) -> Any:
         raise AssertionError("the stand-in for from_dlpack reads the array itself")
+
+
+FakeExchange.__module__ = "exchange"
+
+
+class FakeTensor(FakeExchange):
+    """What a torch.Tensor on a GPU has."""
+
+    def __init__(self, array: np.ndarray, gpu: int = 0, requires_grad: bool = False) -> None:
+        super().__init__(array, gpu)
+        self.requires_grad = requires_grad
+
+    is_cuda = True
+    dtype = property(lambda self: f"torch.{self.array.dtype}")
+    device = property(lambda self: SimpleNamespace(index=self.gpu))
+
+    def stride(self) -> tuple[int, ...]:
+        return tuple(stride // self.array.itemsize for stride in self.array.strides)
+
+    def data_ptr(self) -> int:
+        return self.array.ctypes.data
+
+    def permute(self, axes: tuple[int, ...]) -> FakeTensor:
+        return FakeTensor(self.array.transpose(axes), self.gpu)
+
+    def clone(self, *, memory_format: str) -> FakeTensor:
+        assert memory_format == "C"
+        return FakeTensor(aligned(self.array), self.gpu)
+
+    def copy_(self, other: FakeTensor) -> None:
+        self.array[...] = other.array
 
 
 FakeTensor.__module__ = "torch"
@@ -110,26 +142,17 @@ def aligned(array: np.ndarray) -> np.ndarray:
 
 
 class FakeCuda:
-    """The parts of cupy that the plugin uses for arrays; notes which stream was current."""
+    """The parts of cupy that the plugin uses for arrays."""
+
+    current = 33
+    """Its current stream."""
 
     def __init__(self) -> None:
-        self.current = 0
-        self.seen: list[int] = []
         self.ndarray = FakeArray
         self.cuda = SimpleNamespace(
-            Device=lambda ordinal: self._entered(None),
-            Stream=SimpleNamespace(from_external=lambda s: self._entered(s.__cuda_stream__()[1])),
-            get_current_stream=lambda ordinal: SimpleNamespace(synchronize=lambda: None),
+            get_current_stream=lambda ordinal: SimpleNamespace(ptr=self.current),
+            runtime=SimpleNamespace(streamSynchronize=lambda stream: None),
         )
-
-    @contextmanager
-    def _entered(self, stream: int | None) -> Iterator[None]:
-        before, self.current = self.current, self.current if stream is None else stream
-        yield
-        self.current = before
-
-    def ascontiguousarray(self, array: FakeArray) -> FakeArray:
-        return array.copy()
 
     def from_dlpack(self, tensor: Any) -> FakeArray:
         if tensor.array.dtype == np.int8:
@@ -137,21 +160,25 @@ class FakeCuda:
         return FakeArray.of(tensor.array, tensor.gpu)
 
     def asarray(self, value: Any) -> FakeArray:
-        return FakeArray.of(value.array)
+        interface = value.__cuda_array_interface__
+        if interface["typestr"].startswith("|V") or interface["typestr"].startswith("<V"):
+            raise TypeError("a dtype that cupy does not have")
+        return FakeArray.of(np.asarray(SimpleNamespace(__array_interface__=interface)))
 
 
 class EmulatedBackend(Emulator):
     """The emulator with buffers by address, as those of the CUDA backend are."""
 
-    usable = True
-    identity = Identity("cuda", "an emulated card", "none", "0")
+    ordinal = 0
 
     def __init__(self, folder: Path, api: FakeCuda) -> None:
         super().__init__(folder)
         self.api = api
-        self.guests = CudaGuests(api, 0)
+        self.guard = nullcontext()
+        self.guests = CudaGuests(self)  # type: ignore[arg-type]
         self.inputs: list[int] = []
-        """The addresses of the inputs of all runs."""
+        """The addresses of the inputs of all runs, and their streams."""
+        self.streams: list[int | None] = []
 
     def allocate(self, nbytes: int) -> Any:
         memory = filled(nbytes)
@@ -164,20 +191,19 @@ class EmulatedBackend(Emulator):
         super().read(raw(buffer), array)
 
     def prepare(self, compiled: Any, buffers: Any) -> None:
-        super().prepare(compiled, {role: raw(b) for role, b in buffers.items()})
+        super().prepare(compiled, {role: raw(buffer) for role, buffer in buffers.items()})
 
-    def run(self, compiled: Any, buffers: Any, into: np.ndarray | None = None) -> None:
-        plan = compiled.plan
-        self.api.seen.append(self.api.current)
+    def run(
+        self,
+        compiled: Any,
+        buffers: Any,
+        into: np.ndarray | None = None,
+        *,
+        stream: int | None = None,
+    ) -> None:
+        self.streams.append(stream)
         self.inputs.append(buffers["input"].pointer)
-        views = {"workspace": filled(plan.workspace)}
-        views |= {role: raw(buffer) for role, buffer in buffers.items()}
-        if "prepared" not in views:
-            views["prepared"] = filled(plan.prepared)
-            super().prepare(compiled, views)
-        super().run(compiled, views)
-        if into is not None:
-            self.read(buffers["out"], into)
+        super().run(compiled, {role: raw(buffer) for role, buffer in buffers.items()}, into)
 
 
 def raw(buffer: Any) -> np.ndarray:
@@ -198,8 +224,13 @@ def card(tmp_path_factory: pytest.TempPathFactory) -> Device:
 
 @pytest.fixture
 def torch(monkeypatch: pytest.MonkeyPatch) -> Any:
+    dtypes = {f"torch.{np.dtype(dtype)}": dtype for dtype in reference.NUMPY.values()}
     module = SimpleNamespace(
-        from_dlpack=lambda array: FakeTensor(array.array),
+        Tensor=FakeTensor,
+        **{name.removeprefix("torch."): name for name in dtypes},
+        contiguous_format="C",
+        device=lambda kind, ordinal: (kind, ordinal),
+        empty=lambda shape, dtype, device: FakeTensor(aligned(np.empty(shape, dtypes[dtype]))),
         cuda=SimpleNamespace(current_stream=lambda i: SimpleNamespace(cuda_stream=77)),
     )
     monkeypatch.setitem(sys.modules, "torch", module)
@@ -228,7 +259,7 @@ def test_cupy_in_cupy_out(card: Device) -> None:
     assert isinstance(got, FakeArray)
     reference.check(PROBLEM, got.array, X, W, B)
     assert card.backend.inputs[-1] == X.ctypes.data  # no copy
-    assert card.backend.api.seen[-1] == 0  # cupy's own current stream
+    assert card.backend.streams[-1] == FakeCuda.current
 
 
 @pytest.mark.usefixtures("torch")
@@ -237,14 +268,28 @@ def test_torch_in_torch_out(card: Device) -> None:
     assert isinstance(got, FakeTensor)
     reference.check(PROBLEM, got.array, X, W, B)
     assert card.backend.inputs[-1] == X.ctypes.data
-    assert card.backend.api.seen[-1] == 77  # torch's current stream
-    assert card.backend.api.current == 0
+    assert card.backend.streams[-1] == 77  # torch's current stream
 
 
-def test_other_libraries_get_cupy(card: Device) -> None:
+def test_other_libraries(card: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Get their own kind where they can import it, else cupy's."""
     got = convolve(card, *(FakeInterface(a) for a in (X, W, B)))
     assert isinstance(got, FakeArray)
     reference.check(PROBLEM, got.array, X, W, B)
+
+    def from_dlpack(array: FakeArray) -> FakeExchange:
+        assert not np.isnan(array.array).any()  # whoever asks waits for what was submitted so far
+        return FakeExchange(array.array)
+
+    exchange = SimpleNamespace(from_dlpack=from_dlpack)
+    monkeypatch.setitem(sys.modules, "exchange", exchange)
+    for x in (X, NHWC):
+        got = convolve(card, *(FakeExchange(a) for a in (x, W, B)))
+        assert isinstance(got, FakeExchange)
+        reference.check(PROBLEM, got.array, X, W, B)
+        out = FakeExchange(np.zeros((*PROBLEM.out_shape[:3], 14), np.float32)[..., ::2])
+        assert convolve(card, *(FakeExchange(a) for a in (x, W, B)), out=out) is out
+        reference.check(PROBLEM, np.ascontiguousarray(out.array), X, W, B)
 
 
 def test_tensors_beside_arrays(card: Device) -> None:
@@ -256,7 +301,55 @@ def test_tensors_beside_arrays(card: Device) -> None:
     assert np.array_equal(again.numpy(), got.array)
 
 
+BF16 = PROBLEM.with_(dtype="bf16")
+
+
+@pytest.mark.usefixtures("torch")
+@pytest.mark.parametrize("kind", [FakeArray.of, FakeTensor, FakeInterface, np.asarray])
+def test_bfloat16(card: Device, kind: Any) -> None:
+    x, w, b = (aligned(a) for a in reference.arrays(BF16))
+    got = convolve(card, kind(x), kind(w), kind(b))
+    assert isinstance(got, FakeArray if kind is FakeInterface else type(kind(x)))
+    reference.check(BF16, getattr(got, "array", got), x, w, b)
+
+
+def test_bfloat16_needs_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    with pytest.raises(MissingExtraError, match=r"bfloat16 needs .* pip install ml_dtypes"):
+        numpy_dtype.__wrapped__("bf16")
+
+
+def test_bfloat16_elsewhere() -> None:
+    x, w, _ = reference.arrays(BF16)
+    for call in (
+        lambda: wgpuconv.conv2d(x, w),
+        lambda: wgpuconv.conv2d(wgpuconv.tensor(x), wgpuconv.tensor(w)),
+        lambda: wgpuconv.Conv2d(w)(x),
+        lambda: wgpuconv.plan_conv2d(x.shape, w.shape, dtype="bf16"),
+    ):
+        with pytest.raises(UnsupportedFeatureError, match=r"bfloat16 needs a CUDA device, got "):
+            call()
+
+
 # ---- strides and alignment ----
+
+
+@pytest.mark.usefixtures("torch")
+def test_strides_of_torch(card: Device) -> None:
+    for x in (X, NHWC, X[:, :, ::-1], NHWC[:, :, ::-1]):
+        got = convolve(card, *(FakeTensor(a) for a in (x, W, B)))
+        assert isinstance(got, FakeTensor)
+        last = x is NHWC
+        assert got.array.transpose(0, 2, 3, 1).flags.c_contiguous == last
+        assert (card.backend.inputs[-1] == x.ctypes.data) == x.flags.c_contiguous or last
+        reference.check(PROBLEM, got.array, x, W, B)
+        for target in (np.zeros(PROBLEM.out_shape, np.float32), np.zeros((2, 6, 7, 4), "f4")):
+            out = FakeTensor(target if target.shape[1] == 4 else target.transpose(0, 3, 1, 2))
+            assert convolve(card, *(FakeTensor(a) for a in (x, W, B)), out=out) is out
+            reference.check(PROBLEM, np.ascontiguousarray(out.array), x, W, B)
+        mixed = FakeTensor(np.zeros((*PROBLEM.out_shape[:3], 14), np.float32)[..., ::2])
+        assert convolve(card, *of(x, W, B), out=mixed) is mixed
+        reference.check(PROBLEM, np.ascontiguousarray(mixed.array), x, W, B)
 
 
 def test_channels_last_is_used(card: Device) -> None:
@@ -370,8 +463,13 @@ def test_refusals(card: Device) -> None:
         ((x, W, b), MixedDevicesError, r"the weight \(numpy.ndarray\) is not in the memory of"),
         ((X, w, b), MixedDevicesError, r"where the weight \(\w+.FakeArray\) is; move one"),
         ((x, w, FakeTensor(B, requires_grad=True)), DtypeError, r"the bias requires a gradient"),
-        ((x, w, FakeTensor(B.astype(np.int8))), DtypeError, "cannot be read: a dtype that cupy"),
-        ((FakeArray.of(X.astype(np.float64)), w, b), DtypeError, "float32 or float16, got float64"),
+        ((x, w, FakeExchange(B.astype(np.int8))), DtypeError, "cannot be read: a dtype that cupy"),
+        ((x, w, FakeTensor(B.astype(np.int8))), DtypeError, "or bfloat16, got torch.int8"),
+        (
+            (FakeArray.of(X.astype(np.float64)), w, b),
+            DtypeError,
+            "or bfloat16, got float64",
+        ),
         ((FakeArray.of(X.astype(np.float16)), w, b), DtypeError, "must have the input's dtype"),
     ]
     for arrays, error, message in cases:
@@ -489,3 +587,23 @@ def test_torch_on_a_gpu(cuda: Device) -> None:
             reference.check(PROBLEM, module(x).cpu().numpy(), X, W, B)
     with pytest.raises(MixedDevicesError, match=r"the weight \(torch.Tensor\) is not in the"):
         wgpuconv.conv2d(x, w.cpu(), device=cuda)
+
+
+@pytest.mark.gpu
+def test_bfloat16_on_a_gpu(cuda: Device) -> None:
+    cupy = entry.cupy()
+    arrays = reference.arrays(BF16)
+    got = wgpuconv.conv2d(*arrays, padding=1, device=cuda)
+    reference.check(BF16, got, *arrays)
+    got = wgpuconv.conv2d(*(cupy.asarray(a) for a in arrays), padding=1, device=cuda)
+    assert isinstance(got, cupy.ndarray)
+    reference.check(BF16, got.get(), *arrays)
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("this torch has no CUDA")
+    x, w, b = (torch.tensor(a.astype(np.float32), device="cuda").bfloat16() for a in arrays)
+    for image in (x, x.contiguous(memory_format=torch.channels_last)):
+        got = wgpuconv.conv2d(image, w, b, padding=1, device=cuda)
+        assert got.dtype == torch.bfloat16
+        found = got.float().cpu().numpy().astype(numpy_dtype("bf16"))
+        reference.check(BF16, np.ascontiguousarray(found), *arrays)

@@ -19,8 +19,10 @@ import numpy as np
 import pytest
 
 from wgpuconv import ConvProblem
+from wgpuconv.bench.accuracy import Judge
 from wgpuconv.bench.peer import Refusal, Variant
 from wgpuconv.bench.peer_process import PeerProcess, peer_names, peers_dir
+from wgpuconv.dtypes import numpy_dtype
 from wgpuconv.errors import BenchError
 from wgpuconv.tuning.verify import Check
 
@@ -40,6 +42,7 @@ from wgpuconv.bench.peer import Peer, Refusal, Variant, serve
 class Fake(Peer):
     name = "fake"
     pip = "fake-library"
+    dtypes = ("f32", "bf16")
     data = {}
 
     def describe(self):
@@ -169,6 +172,31 @@ def test_the_same_arrays_are_written_once_and_others_anew(fake: PeerProcess) -> 
     assert not any(Path(fake._arrays.name).iterdir())
     fake.load(SMALL, PLAIN, data)  # written again, though it is the same array
     assert fake.output(PLAIN).flat[0] == 1
+
+
+def test_dtypes(fake: PeerProcess) -> None:
+    """Arrays in bfloat16 arrive as such; what a peer has not got is refused before it is asked."""
+    bf16, f16 = SMALL.with_(dtype="bf16"), SMALL.with_(dtype="f16")
+    assert fake.variants(bf16)
+    fake.load(bf16, PLAIN, {"bias": np.full(6, 1.5, numpy_dtype("bf16"))})
+    assert np.array_equal(fake.output(PLAIN), np.full(SMALL.out_shape, 1.5, np.float32))
+    with pytest.raises(Refusal, match="fake is compared in f32, bf16, got f16"):
+        fake.variants(f16)
+
+
+def test_torch_takes_bfloat16() -> None:
+    torch = pytest.importorskip("torch")
+    sys.path.insert(0, str(peers_dir()))
+    try:
+        peer = importlib.import_module("torch_cpu").TorchCpu()
+    finally:
+        sys.path.remove(str(peers_dir()))
+    problem = ConvProblem.parse("conv2d bf16 n2 c4 h9 w8 k6 r3 s3 pad1 bias nhwc")
+    judge = Judge(Check(problem))
+    for variant in peer.variants(problem):
+        peer.load(problem, variant, judge.check.data)
+        assert peer.find(variant).tensors["input"].dtype == torch.bfloat16
+        judge.error(peer.output(variant), "bf16", bias=variant.same_work)
 
 
 def test_a_refusal_arrives_as_one(fake: PeerProcess) -> None:

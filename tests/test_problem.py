@@ -185,7 +185,7 @@ def test_bad_texts(text: str, says: str) -> None:
         (lambda: transpose(stride=2**30), ProblemError, "below 2|elements"),
         (lambda: conv((2**20, 4, 2**15, 2**15)), ProblemError, "more than any device holds"),
         (lambda: conv(layout="nchw"), ProblemError, "'NCHW' or 'NHWC', got 'nchw'"),
-        (lambda: conv(dtype="f64"), DtypeError, "'f32' or 'f16', got 'f64'"),
+        (lambda: conv(dtype="f64"), DtypeError, "'f32', 'f16' or 'bf16', got 'f64'"),
         (lambda: conv(activation="mish"), ProblemError, "unknown activation 'mish'; known are"),
         (lambda: conv(activation=3), DtypeError, "None, a name or a tuple"),
         (lambda: conv(activation=()), DtypeError, "None, a name or a tuple"),

@@ -252,8 +252,8 @@ def test_a_problem_without_its_quotes_is_told() -> None:
         ("stride=2", "stride2"),
         ("strides2x3", "stride2,3"),
         ("group4", "groups4"),
-        ("f64", "f32 or f16"),
-        ("float32", "f32 or f16"),
+        ("f64", "f32 or f16 or bf16"),
+        ("float32", "f32 or f16 or bf16"),
         ("relu", "act:relu"),
         ("act=clip,0,1", "act:clip,0,1"),
         ("NHWC", "nhwc"),
@@ -280,7 +280,7 @@ def test_a_problem_is_varied() -> None:
     assert (tf32.problem.dtype, tf32.problem.precision) == ("f32", "tf32")
     assert varied(tf32) == tf32
     assert varied(tf32, dtype="f16") == varied(entry, dtype="f16")
-    with pytest.raises(DtypeError, match="dtype must be f32, f16 or tf32, got 'f64'"):
+    with pytest.raises(DtypeError, match="dtype must be f32, f16, bf16 or tf32, got 'f64'"):
         varied(entry, dtype="f64")
     with pytest.raises(ProblemError):
         varied(entry, layout="nwhc")

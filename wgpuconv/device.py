@@ -186,6 +186,12 @@ class Device:
                 f"float16 needs the feature 'shader-f16', which {self.name} does not offer; "
                 "use float32 arrays"
             )
+        if problem.dtype == "bf16" and not self.facts.bf16:
+            raise UnsupportedFeatureError(
+                f"bfloat16 needs a CUDA device, got {self.name} of "
+                f"{self.backend.identity.backend}, whose shaders have no such type; use float16 "
+                "arrays, or device='cuda'"
+            )
         if problem.precision == "tf32" and not self.facts.tf32:
             raise UnsupportedFeatureError(
                 f"precision 'tf32' needs a CUDA device of compute capability 8.0 or more, got "

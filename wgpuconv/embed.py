@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 
 from .device import Device, default_device
+from .dtypes import ALLOWED, dtype_name
 from .errors import DtypeError, MixedDevicesError, ProblemError
 from .ops import problem_of, refuse_overlap
 from .plan import Plan
 from .problem import DTYPES, ConvProblem, Op
-from .tensor import DTYPE_NAMES, Tensor, as_device
+from .tensor import Tensor, as_device
 
 
 class EncodablePlan:
@@ -114,7 +115,8 @@ def plan_conv2d(
     """A conv2d of these shapes, to be recorded many times.
 
     ``bias`` and ``residual`` say whether ``encode`` is given one (see conv2d).
-    ``dtype`` is float32 or float16, as a numpy dtype or by name ('f32', 'f16').
+    ``dtype`` is float32, float16 or (on a CUDA device) bfloat16, as a numpy dtype or by name
+    ('f32', 'f16', 'bf16').
     """
     parameters = (stride, padding, dilation, 0, groups, layout, activation, precision)
     return _plan(
@@ -187,12 +189,13 @@ def _plan(
 
 
 def _dtype_name(dtype: Any) -> str:
-    """'f32' or 'f16', which numpy's dtypes and their names stand for as well."""
+    """A dtype's name in problems, which numpy's dtypes and their names stand for as well."""
     if isinstance(dtype, str) and dtype in DTYPES:
         return dtype
     try:
-        return DTYPE_NAMES[np.dtype(dtype)]
-    except (TypeError, KeyError):
-        raise DtypeError(
-            f"dtype must be float32 or float16 ('f32', 'f16'), got {dtype!r}"
-        ) from None
+        name = dtype_name(np.dtype(dtype))
+    except TypeError:
+        name = ""
+    if not name:
+        raise DtypeError(f"dtype must be {ALLOWED} ({', '.join(DTYPES)}), got {dtype!r}")
+    return name

@@ -42,6 +42,8 @@ class Facts:
     limits: Limits = field(default_factory=Limits)
     f16: bool = False
     """Whether shaders may store and load 16-bit floats."""
+    bf16: bool = False
+    """Whether kernels may load and store bfloat16."""
     tf32: bool = False
     """Whether some kernel multiplies float32 as TF32."""
     software: bool = False

@@ -1,8 +1,8 @@
 """Arrays of other libraries, where a device takes them as they are.
 
 Which ones it takes, and what their strides and streams mean, only its backend knows (see
-``Guests`` in backends/base.py); here they become tensors for the length of a call, and the result
-becomes an array of the input's kind.
+``Guests`` in backends/base.py); here their memory is put into a plan, and the result becomes an
+array of the input's kind.
 """
 
 from __future__ import annotations
@@ -14,13 +14,17 @@ import numpy as np
 
 from .backends.base import Guest, Guests
 from .device import Device, default_device
-from .errors import DtypeError, MixedDevicesError
-from .tensor import Tensor
+from .dtypes import dtype_name, numpy_dtype
+from .errors import DtypeError, MixedDevicesError, ProblemError
+from .tensor import Tensor, common_device
 
 _OURS = (np.ndarray, Tensor, type(None))
 
-Call = Callable[[dict[str, Any], str], Any]
-"""Computes from tensors by the name of their argument, in a layout."""
+_READ = ("input", "weight", "bias", "residual")
+
+Planner = Callable[[dict[str, tuple[int, ...]], str, str], tuple[Any, Any]]
+"""From shapes by role, a dtype and a layout: a compiled plan, and where its weights are prepared
+already, their buffer."""
 
 
 def host_of(device: Device | None, arrays: dict[str, Any]) -> Device | None:
@@ -29,26 +33,21 @@ def host_of(device: Device | None, arrays: dict[str, Any]) -> Device | None:
 
     Raises MixedDevicesError where it takes some, and others are not in its memory.
     """
-    for value in arrays.values():
-        if not isinstance(value, _OURS):
-            break
-    else:
-        return None
-    theirs = {
-        name: value
-        for name, value in arrays.items()
-        if not isinstance(value, _OURS) and hasattr(value, "shape") and hasattr(value, "dtype")
-    }
+    theirs = {name: value for name, value in arrays.items() if not isinstance(value, _OURS)}
     if not theirs:
         return None
-    on = device or next((v.device for v in arrays.values() if isinstance(v, Tensor)), None)
-    on = on or default_device()
+    on = device
+    if on is None:
+        if not any(hasattr(v, "shape") and hasattr(v, "dtype") for v in theirs.values()):
+            return None  # no arrays, for which a device need not be opened
+        on = next((v.device for v in arrays.values() if isinstance(v, Tensor)), None)
+        on = on or default_device()
     guests = getattr(on.backend, "guests", None)
-    taken = [name for name, value in theirs.items() if guests and guests.takes(value)]
+    taken = [name for name, value in theirs.items() if guests.takes(value)] if guests else []
     if not taken:
         return None
     for name, value in arrays.items():
-        if name not in taken and not isinstance(value, (Tensor, type(None))):
+        if name not in taken and value is not None and not isinstance(value, Tensor):
             raise MixedDevicesError(
                 f"the {name} ({_kind(value)}) is not in the memory of {on.name}, where the "
                 f"{taken[0]} ({_kind(arrays[taken[0]])}) is; move one of them to the other's side"
@@ -56,53 +55,90 @@ def host_of(device: Device | None, arrays: dict[str, Any]) -> Device | None:
     return on
 
 
-def with_tensors(on: Device, arrays: dict[str, Any], layout: str, call: Call) -> Any:
-    """The result of ``call`` with tensors over the memory of these arrays (of ``host_of``).
+def convolve(on: Device, arrays: dict[str, Any], layout: str, plan: Planner) -> Any:
+    """The result on arrays (input, weight, bias, residual, out), some of which are ``host_of``'s.
 
-    An input in NCHW whose strides are those of NHWC is one of NHWC for the call, and the residual
+    An input in NCHW whose strides are those of NHWC is one of NHWC for the plan, and the residual
     and the result have such strides too. (Not where the residual is a tensor, which has none.)
     """
     guests: Guests = on.backend.guests
-    x, residual, out = (arrays[name] for name in ("input", "residual", "out"))
+    x, residual, out = (arrays[role] for role in ("input", "residual", "out"))
     if out is not None and isinstance(x, Tensor) != isinstance(out, Tensor):
         raise DtypeError(f"out must be a {_kind(x)} as the input is, got a {_kind(out)}")
-    with guests.following(next(v for v in arrays.values() if not isinstance(v, _OURS))):
-        lent: dict[str, Guest] = {}
-        last = False
-        if not isinstance(x, _OURS):
-            either = layout == "NCHW" and not isinstance(residual, Tensor)
-            lent["input"] = guests.receive("input", x, channels_last=None if either else False)
-            last = lent["input"].channels_last
-        for name, value in arrays.items():
-            if name not in ("input", "out") and not isinstance(value, _OURS):
-                like_input = last and name == "residual"
-                lent[name] = guests.receive(name, value, channels_last=like_input)
-        tensors = arrays | {name: _tensor(on, guest) for name, guest in lent.items()}
-        target = None
-        if not isinstance(out, _OURS):
-            order = None if layout == "NCHW" else False
-            target = guests.receive("out", out, channels_last=order)
-            fits = not target.copied and target.channels_last == last
-            tensors["out"] = _tensor(on, target) if fits else None
-        result = call(tensors, "NHWC" if last else layout)
-        if isinstance(x, Tensor):
-            return result
-        if target is None:
-            return guests.give(result.buffer, result.shape, result.dtype, x, channels_last=last)
-        if result is not tensors["out"]:
-            guests.assign(out, result.buffer, result.shape, result.dtype, channels_last=last)
+    either = None if layout == "NCHW" else False
+    order = False if isinstance(residual, Tensor) else either
+    first = _guest(on, "input", x, channels_last=order)
+    last = first.channels_last
+    lent = {"input": first}
+    for role in _READ[1:]:
+        if arrays[role] is not None or role == "weight":
+            like_input = last and role == "residual"
+            lent[role] = _guest(on, role, arrays[role], channels_last=like_input)
+    for role, guest in lent.items():
+        if guest.dtype != first.dtype:
+            wanted, found = numpy_dtype(first.dtype), numpy_dtype(guest.dtype)
+            raise DtypeError(f"{role} must have the input's dtype {wanted}, got {found}")
+    shapes = {role: guest.shape for role, guest in lent.items()}
+    compiled, prepared = plan(shapes, first.dtype, "NHWC" if last else layout)
+    problem = compiled.plan.problem
+    shape = problem.out_shape if len(first.shape) == 4 else problem.out_shape[1:]
+    result, buffer = _result(on, out, shape, first, x, channels_last=either)
+    if not problem.empty:
+        buffers = {role: guest.buffer for role, guest in lent.items()}
+        buffers["out"] = buffer
+        if prepared is not None:
+            buffers["prepared"] = prepared
+        guests.run(compiled, buffers, next(v for v in arrays.values() if not isinstance(v, _OURS)))
+    if out is not None and result is not out:
+        guests.assign(out, result)
         return out
+    return result if isinstance(x, Tensor) or out is not None else guests.give(result, x)
+
+
+def _guest(on: Device, role: str, value: Any, *, channels_last: bool | None) -> Guest:
+    if isinstance(value, Tensor):
+        common_device(on, **{role: value})
+        return Guest(value.buffer, value.shape, dtype_name(value.dtype), False, False)
+    if value is None:
+        raise DtypeError(f"{role} must be an array, got None")
+    guests: Guests = on.backend.guests
+    return guests.receive(role, value, channels_last=channels_last)
+
+
+def _result(
+    on: Device,
+    out: Any,
+    shape: tuple[int, ...],
+    first: Guest,
+    x: Any,
+    *,
+    channels_last: bool | None,
+) -> tuple[Any, Any]:
+    """Where the result goes, and its memory: ``out`` itself where its memory lies as is wanted."""
+    last = first.channels_last
+    if out is not None:
+        *images, h, w, c = shape
+        logical = (*images, c, h, w) if last else shape
+        target = _guest(on, "out", out, channels_last=channels_last)
+        if tuple(out.shape) != logical or target.dtype != first.dtype:
+            raise ProblemError(
+                f"out must have shape {logical} and dtype {numpy_dtype(first.dtype)}, got "
+                f"{tuple(out.shape)} and {numpy_dtype(target.dtype)}"
+            )
+        if not target.copied and target.channels_last == last:
+            return out, target.buffer
+    if isinstance(x, Tensor):
+        made = Tensor.empty(shape, numpy_dtype(first.dtype), on)
+        return made, made.buffer
+    made, buffer = on.backend.guests.make(shape, first.dtype, x, channels_last=last)
+    return made, buffer
 
 
 def copied(on: Device, name: str, value: Any) -> Tensor:
     """A tensor that later changes of an array (of ``host_of``) do not reach."""
     guests: Guests = on.backend.guests
-    with guests.following(value):
-        return _tensor(on, guests.copy(name, value))
-
-
-def _tensor(on: Device, guest: Guest) -> Tensor:
-    return Tensor(on, guest.buffer, guest.shape, guest.dtype)
+    guest = guests.copy(name, value)
+    return Tensor(on, guest.buffer, guest.shape, numpy_dtype(guest.dtype))
 
 
 def _kind(value: Any) -> str:

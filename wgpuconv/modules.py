@@ -8,9 +8,10 @@ from typing import Any
 
 from . import foreign
 from .device import Device
-from .ops import LAYOUT, common_device, common_dtype, problem_of, run
+from .dtypes import dtype_name
+from .ops import LAYOUT, common_dtype, problem_of, run
 from .problem import ConvProblem, Op
-from .tensor import DTYPE_NAMES, Tensor, as_device, tensor
+from .tensor import Tensor, as_device, common_device, tensor
 
 PREPARED = 8
 """Input shapes for which prepared weights are kept at a time."""
@@ -75,25 +76,33 @@ class _Module:
             shape,
             self.weight.shape,
             bias_shape,
-            DTYPE_NAMES[self._dtype],
+            dtype_name(self._dtype),
             parameters,
             residual_shape,
         )
 
     def __call__(self, input: Any, *, residual: Any = None, out: Any = None) -> Any:
         """Convolves an array, adding a residual, as conv2d takes them; the same kind comes back."""
-        given = {"input": input, "residual": residual, "out": out}
+        theirs = {"input": input, "residual": residual, "out": out}
         layout = self._parameters[LAYOUT]
-        if foreign.host_of(self.device, given) is not None:
-            return foreign.with_tensors(
-                self.device, given, layout, lambda t, order: self._call(**t, layout=order)
+        if foreign.host_of(self.device, theirs) is not None:
+            return foreign.convolve(
+                self.device,
+                theirs | {"weight": self.weight, "bias": self.bias},
+                layout,
+                lambda shapes, _, order: self._plan(shapes["input"], order, shapes.get("residual")),
             )
-        return self._call(**given, layout=layout)
-
-    def _call(self, input: Any, residual: Any, out: Any, layout: str) -> Any:
         common_dtype(weight=self.weight, input=input, residual=residual)
-        common_device(self.device, input=input, residual=residual, out=out)
-        key = (input.shape, layout, None if residual is None else residual.shape)
+        common_device(self.device, **theirs)
+        shape = None if residual is None else residual.shape
+        compiled, prepared = self._plan(input.shape, layout, shape)
+        return run(compiled, self.device, input, self.weight, self.bias, residual, out, prepared)
+
+    def _plan(
+        self, shape: tuple[int, ...], layout: str, residual_shape: tuple[int, ...] | None
+    ) -> tuple[Any, Any]:
+        """The compiled plan for inputs of a shape, and the buffer of its prepared weights."""
+        key = (shape, layout, residual_shape)
         found = self._ready.get(key)
         if found is None:
             found = self._prepare(*key)
@@ -101,8 +110,7 @@ class _Module:
             while len(self._ready) > PREPARED:
                 self._ready.popitem(last=False)
         compiled, prepared = found
-        buffer = None if prepared is None else prepared.buffer
-        return run(compiled, self.device, input, self.weight, self.bias, residual, out, buffer)
+        return compiled, None if prepared is None else prepared.buffer
 
     def _prepare(
         self, shape: tuple[int, ...], layout: str, residual_shape: tuple[int, ...] | None

@@ -26,7 +26,7 @@ _OPS: dict[str, Op] = {"Conv": "conv2d", "ConvTranspose": "conv_transpose2d"}
 _RELATED = re.compile(r"\w*Conv(Integer|Transpose|WithState)?")
 """Operators that a reader would look for among a model's convolutions: QLinearConv, FusedConv."""
 _STANDARD = ("", "ai.onnx")
-_DTYPES = {1: "f32", 10: "f16"}
+_DTYPES = {1: "f32", 10: "f16", 16: "bf16"}
 """By ONNX's number of a type (TensorProto.DataType)."""
 
 

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from . import foreign
-from .device import Device, default_device, plugins
-from .errors import DtypeError, MixedDevicesError, ProblemError
+from .device import Device, plugins
+from .dtypes import dtype_name, numpy_dtype
+from .errors import DtypeError, ProblemError
 from .problem import ConvProblem, Op
-from .tensor import DTYPE_NAMES, NUMPY_DTYPES, Tensor, as_device, checked_dtype, tensor
+from .tensor import Tensor, as_device, checked_dtype, common_device, tensor
 
 Array = np.ndarray | Tensor
 LAYOUT = 5
@@ -40,10 +41,11 @@ def conv2d(
 
     Args:
         input: (N, C, H, W) or (C, H, W); with ``layout="NHWC"`` (N, H, W, C) or (H, W, C).
-            A numpy array of any strides, or a :class:`Tensor`; float32 or float16. On a CUDA
-            device also an array of cupy, of PyTorch, or of any library with DLPack or
-            ``__cuda_array_interface__``, on that GPU: used without a copy where it is contiguous,
-            or has the strides of NHWC (PyTorch's ``channels_last``), which the result then has.
+            A numpy array of any strides, or a :class:`Tensor`; float32 or float16. A CUDA device
+            also takes bfloat16 (of ml_dtypes), and arrays of cupy, of PyTorch, or of any library
+            with DLPack or ``__cuda_array_interface__``, on that GPU: used without a copy where
+            they are contiguous, or have the strides of NHWC (PyTorch's ``channels_last``), which
+            the result then has.
         weight: (K, C/groups, R, S) in either layout, of the input's dtype.
         bias: (K,), or None.
         stride, dilation: pixels, one number or (vertical, horizontal).
@@ -171,32 +173,40 @@ def _convolve(
     host = foreign.host_of(on, given)
     if host is not None:
 
-        def call(tensors: dict[str, Any], layout: str) -> Any:
-            changed = (*parameters[:LAYOUT], layout, *parameters[LAYOUT + 1 :])
-            x, weight, bias, residual, out = (tensors[name] for name in given)
-            return _convolve(op, (x, weight, bias, residual, out), changed, choice, host)
+        def plan(shapes: dict[str, tuple[int, ...]], dtype: str, layout: str) -> tuple[Any, None]:
+            changed = parameters
+            if layout != parameters[LAYOUT]:
+                changed = (*parameters[:LAYOUT], layout, *parameters[LAYOUT + 1 :])
+            four = [shapes.get(role) for role in ("input", "weight", "bias", "residual")]
+            return _compiled(host, op, four, dtype, changed, choice), None
 
-        return foreign.with_tensors(host, given, parameters[LAYOUT], call)
+        return foreign.convolve(host, given, parameters[LAYOUT], plan)
     dtype = common_dtype(input=x, weight=weight, bias=bias, residual=residual)
     on = common_device(on, input=x, weight=weight, bias=bias, residual=residual, out=out)
-    bias_shape = None if bias is None else bias.shape
-    residual_shape = None if residual is None else residual.shape
-    key = (op, x.shape, weight.shape, bias_shape, residual_shape, dtype)
+    shapes = [None if each is None else each.shape for each in (x, weight, bias, residual)]
+    compiled = _compiled(on, op, shapes, dtype_name(dtype), parameters, choice)
+    return run(compiled, on, x, weight, bias, residual, out)
+
+
+def _compiled(
+    on: Device,
+    op: Op,
+    shapes: Sequence[Any],
+    dtype: str,
+    parameters: tuple[Any, ...],
+    choice: tuple[str, int | None],
+) -> Any:
+    """The plan of a call, found by its raw arguments: shapes are those of the input, the weight,
+    the bias and the residual."""
+    key = (op, *shapes, dtype)
     compiled = on.call_cache.get(key, parameters + choice)
     if compiled is None:
-        problem = problem_of(
-            op,
-            x.shape,
-            weight.shape,
-            bias_shape,
-            DTYPE_NAMES[dtype],
-            parameters,
-            residual_shape,
-        )
         algorithm, limit = choice
+        x, weight, bias, residual = shapes
+        problem = problem_of(op, x, weight, bias, dtype, parameters, residual)
         compiled = on.compiled(problem, algorithm=algorithm, workspace_limit=limit)
         on.call_cache.put(key, parameters + choice, compiled)
-    return run(compiled, on, x, weight, bias, residual, out)
+    return compiled
 
 
 def run(
@@ -212,7 +222,7 @@ def run(
     """Runs a compiled plan on arrays that fit its problem; see conv2d for what comes back."""
     problem = compiled.plan.problem
     shape = problem.out_shape if len(x.shape) == 4 else problem.out_shape[1:]
-    dtype = NUMPY_DTYPES[problem.dtype]
+    dtype = numpy_dtype(problem.dtype)
     if out is not None:
         _check_out(out, shape, dtype, x)
     result = out if isinstance(out, Tensor) else Tensor._made(shape, dtype, on)
@@ -288,17 +298,3 @@ def common_dtype(**arrays: Any) -> Any:
                 f"convert one with .astype(numpy.{dtype})"
             )
     return dtype
-
-
-def common_device(wanted: Device | None, **arrays: Any) -> Device:
-    """The one device of all tensors and of the call, or the default one."""
-    found = wanted
-    for name, value in arrays.items():
-        if isinstance(value, Tensor):
-            if found is not None and value.device is not found:
-                raise MixedDevicesError(
-                    f"{name} lives on {value.device!r}, but the call runs on another Device, "
-                    f"{found!r}; copy it there with wgpuconv.tensor(t.numpy(), device)"
-                )
-            found = value.device
-    return found or default_device()

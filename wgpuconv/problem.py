@@ -27,7 +27,7 @@ Op = Literal["conv2d", "conv_transpose2d"]
 Pair = tuple[int, int]
 Pads = tuple[int, int, int, int]
 
-DTYPES = {"f32": 4, "f16": 2}
+DTYPES = {"f32": 4, "f16": 2, "bf16": 2}
 """Bytes of an element, by the name of its dtype in a problem's text."""
 LAYOUTS = ("NCHW", "NHWC")
 PRECISIONS = ("default", "tf32")
@@ -195,7 +195,7 @@ class ConvProblem:
 
     @property
     def arithmetic(self) -> str:
-        """What its kernels may multiply in: f32, tf32 or f16."""
+        """What its kernels may multiply in: f32, tf32, f16 or bf16."""
         return self.dtype if self.precision == "default" else self.precision
 
     @property
@@ -255,7 +255,7 @@ class ConvProblem:
         if layout not in LAYOUTS:
             raise ProblemError(f"layout must be 'NCHW' or 'NHWC', got {layout!r}")
         if dtype not in DTYPES:
-            raise DtypeError(f"dtype must be 'f32' or 'f16', got {dtype!r}")
+            raise DtypeError(f"dtype must be 'f32', 'f16' or 'bf16', got {dtype!r}")
         if precision not in PRECISIONS:
             raise ProblemError(f"precision must be 'default' or 'tf32', got {precision!r}")
         if precision == "tf32" and dtype != "f32":

@@ -110,9 +110,9 @@ def gather(words: Sequence[str]) -> list[Entry]:
 def varied(
     entry: Entry, *, batch: int | None = None, dtype: str | None = None, layout: str | None = None
 ) -> Entry:
-    """The same layer with another batch, dtype ('f32', 'f16', 'tf32') or layout ('nchw', 'nhwc').
+    """The same layer with another batch, dtype or layout ('nchw', 'nhwc').
 
-    'tf32' is float32 that may be multiplied as TF32.
+    The dtype is 'f32', 'f16', 'bf16' or 'tf32': float32 that may be multiplied as TF32.
     """
     p = entry.problem
     if layout is not None and layout.upper() not in LAYOUTS:

@@ -11,18 +11,15 @@ from typing import Any
 import numpy as np
 
 from .device import Device, default_device, shared_device
-from .errors import DtypeError, ProblemError
+from .dtypes import ALLOWED, dtype_name
+from .errors import DtypeError, MixedDevicesError, ProblemError
 from .plan import align
-
-DTYPE_NAMES: dict[np.dtype[Any], str] = {np.dtype(np.float32): "f32", np.dtype(np.float16): "f16"}
-NUMPY_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
-
 
 HOW_TO_CONVERT = "convert it with .astype(numpy.float32)"
 
 
 class Tensor:
-    """A C-contiguous array of float32 or float16 in one buffer of a device.
+    """A C-contiguous array of float32, float16 or bfloat16 in one buffer of a device.
 
     Made by :func:`tensor`, :meth:`Tensor.empty`, :meth:`Tensor.from_buffer`, and returned by
     operations on tensors. Its work may still be running; :meth:`numpy` waits for it.
@@ -52,9 +49,10 @@ class Tensor:
         device = device or default_device()
         buffer = device.backend.allocate(math.prod(shape) * dtype.itemsize)
         made = cls(device, buffer, shape, dtype)
-        # Work submitted later runs later, so the buffer may be reused at once. Not in __del__:
-        # in a cycle of garbage the buffer's own end may come first.
-        weakref.finalize(made, device.backend.free, buffer).atexit = False
+        if getattr(device.backend, "keeps_buffers", True):
+            # Work submitted later runs later, so the buffer may be reused at once. Not in __del__:
+            # in a cycle of garbage the buffer's own end may come first.
+            weakref.finalize(made, device.backend.free, buffer).atexit = False
         return made
 
     @classmethod
@@ -98,7 +96,7 @@ class Tensor:
 
 
 def tensor(array: Any, device: Device | str | None = None) -> Tensor:
-    """Copies a float32 or float16 array to a device."""
+    """Copies a float32, float16 or bfloat16 (of ml_dtypes) array to a device."""
     array = np.asarray(array, order="C")
     made = Tensor._made(array.shape, checked_dtype(array.dtype), as_device(device))
     made.device.backend.write(made.buffer, array)
@@ -112,6 +110,20 @@ def as_device(device: Device | str | None) -> Device | None:
     if isinstance(device, str):
         return shared_device(device)
     raise DtypeError(f"device must be a Device, its spec or None, got {type(device).__name__}")
+
+
+def common_device(wanted: Device | None, **arrays: Any) -> Device:
+    """The one device of all tensors and of the call, or the default one."""
+    found = wanted
+    for name, value in arrays.items():
+        if isinstance(value, Tensor):
+            if found is not None and value.device is not found:
+                raise MixedDevicesError(
+                    f"{name} lives on {value.device!r}, but the call runs on another Device, "
+                    f"{found!r}; copy it there with wgpuconv.tensor(t.numpy(), device)"
+                )
+            found = value.device
+    return found or default_device()
 
 
 def _checked_shape(shape: Sequence[int]) -> tuple[int, ...]:
@@ -128,11 +140,11 @@ def checked_dtype(dtype: Any, name: str = "the array") -> np.dtype[Any]:
     try:
         found: np.dtype[Any] = np.dtype(dtype)
     except TypeError:
-        raise DtypeError(f"{name} must have dtype float32 or float16, got {dtype!r}") from None
-    if found not in DTYPE_NAMES:
+        raise DtypeError(f"{name} must have dtype {ALLOWED}, got {dtype!r}") from None
+    if not dtype_name(found):
         raise DtypeError(
-            f"{name} must have dtype float32 or float16, got {found}"
-            f"{' in foreign byte order' if found.newbyteorder() in DTYPE_NAMES else ''}; "
+            f"{name} must have dtype {ALLOWED}, got {found}"
+            f"{' in foreign byte order' if dtype_name(found.newbyteorder()) else ''}; "
             f"{HOW_TO_CONVERT}"
         )
     return found

@@ -118,7 +118,8 @@ class TorchPeer(Peer):
         """A tensor in the problem's layout, on the host."""
         if problem.layout == "NHWC":
             result = result.permute(0, 2, 3, 1)
-        array: Array = result.contiguous().cpu().numpy()
+        result = result.contiguous().cpu()
+        array: Array = (result.float() if problem.dtype == "bf16" else result).numpy()
         return array
 
     def _tensors(
@@ -129,13 +130,21 @@ class TorchPeer(Peer):
         formats = {"nchw": torch.contiguous_format, "channels_last": torch.channels_last}
         memory_format = formats[variant.options["layout"]]
         roles = [role for role in data if role != "bias" or variant.options["bias"]]
-        tensors = {role: torch.from_numpy(data[role]).to(self.device) for role in roles}
+        tensors = {role: _tensor(data[role]).to(self.device) for role in roles}
         images = [role for role in roles if role in ("input", "residual")]
         if problem.layout == "NHWC":
             tensors |= {role: tensors[role].permute(0, 3, 1, 2) for role in images}
         for role in (*images, "weight"):
             tensors[role] = tensors[role].contiguous(memory_format=memory_format)
         return tensors
+
+
+def _tensor(array: Array) -> Any:
+    import torch
+
+    if array.dtype.name == "bfloat16":  # which torch does not know by numpy's name
+        return torch.from_numpy(array.view("i2")).view(torch.bfloat16)
+    return torch.from_numpy(array)
 
 
 def _operation(problem: ConvProblem) -> Callable[..., Any]:

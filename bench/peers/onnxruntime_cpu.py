@@ -15,6 +15,7 @@ class OnnxRuntimeCpu(OnnxRuntimePeer):
     name = "onnxruntime-cpu"
     pip = "onnxruntime onnx"
     provider = "CPUExecutionProvider"
+    dtypes = ("f32",)  # it casts others to it
 
     def describe(self) -> tuple[dict[str, str], str]:
         import onnx
@@ -24,10 +25,6 @@ class OnnxRuntimeCpu(OnnxRuntimePeer):
         return versions, "CPU"
 
     def variants(self, problem: ConvProblem) -> list[Variant]:
-        if problem.dtype != "f32":
-            raise Refusal(
-                f"onnxruntime-cpu is compared in f32, got {problem.dtype}, which it casts to f32"
-            )
         if problem.residual:
             raise Refusal("onnxruntime-cpu is compared without residuals")
         layout = problem.layout.lower()

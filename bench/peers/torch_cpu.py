@@ -5,12 +5,13 @@ from __future__ import annotations
 from _torch import TorchPeer
 
 from wgpuconv import ConvProblem
-from wgpuconv.bench.peer import Refusal, Variant, serve, wall
+from wgpuconv.bench.peer import Variant, serve, wall
 
 
 class TorchCpu(TorchPeer):
     name = "torch-cpu"
     device = "cpu"
+    dtypes = ("f32",)
 
     def describe(self) -> tuple[dict[str, str], str]:
         import torch
@@ -19,8 +20,6 @@ class TorchCpu(TorchPeer):
         return {"torch": torch.__version__}, f"CPU, {torch.get_num_threads()} threads"
 
     def precisions(self, problem: ConvProblem) -> list[str]:
-        if problem.dtype != "f32":
-            raise Refusal(f"torch-cpu is compared in f32, got {problem.dtype}")
         return ["f32"]
 
     def time(self, variant: Variant, repeats: int) -> float:

@@ -31,6 +31,7 @@ class Captured(Loaded):
 class TorchCuda(TorchPeer):
     name = "torch-cuda"
     device = "cuda"
+    dtypes = ("f32", "f16", "bf16")
     measures = True
 
     def describe(self) -> tuple[dict[str, str], str]:
@@ -51,8 +52,8 @@ class TorchCuda(TorchPeer):
     def precisions(self, problem: ConvProblem) -> list[str]:
         import torch
 
-        if problem.dtype == "f16":
-            return ["f16"]
+        if problem.dtype != "f32":
+            return [problem.dtype]
         return ["f32", "tf32"] if torch.cuda.get_device_capability() >= (8, 0) else ["f32"]
 
     def wait(self) -> None:

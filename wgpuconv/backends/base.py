@@ -7,7 +7,6 @@ brings its own, through the entry point group ``wgpuconv.backends`` (see device.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -44,7 +43,8 @@ class Guest(NamedTuple):
     buffer: Any
     shape: tuple[int, ...]
     """The order of the memory, which is contiguous: (N, H, W, C) with ``channels_last``."""
-    dtype: np.dtype[Any]
+    dtype: str
+    """Its name in problems."""
     channels_last: bool
     """Whether the array itself is (N, C, H, W) or (C, H, W), with the strides of NHWC."""
     copied: bool
@@ -57,29 +57,31 @@ class Guests(Protocol):
     def takes(self, value: Any) -> bool:
         """Whether a value is such an array, in memory of this kind of device."""
 
-    def following(self, value: Any) -> AbstractContextManager[Any]:
-        """While entered, work comes after that which made the array, and before that which its
-        library submits later."""
-
     def receive(self, name: str, value: Any, *, channels_last: bool | None) -> Guest:
         """The array's memory, or where strides or alignment do not fit, a copy. An image in NCHW
         may have the strides of NHWC as well (None) or must have them (True).
 
         Raises MixedDevicesError where it lives on another device, DtypeError where it holds other
-        values than float32 or float16."""
+        values than float32, float16 or bfloat16."""
 
     def copy(self, name: str, value: Any) -> Guest:
         """A copy in C order, complete when this returns."""
 
-    def give(
-        self, buffer: Any, shape: tuple[int, ...], dtype: Any, like: Any, *, channels_last: bool
-    ) -> Any:
-        """A buffer of ``allocate`` as an array of the kind of ``like``; see Guest for the rest."""
+    def make(
+        self, shape: tuple[int, ...], dtype: str, like: Any, *, channels_last: bool
+    ) -> tuple[Any, Any]:
+        """A new array for the kind of ``like``, and its memory, which has that shape; see Guest
+        for the rest."""
 
-    def assign(
-        self, out: Any, buffer: Any, shape: tuple[int, ...], dtype: Any, *, channels_last: bool
-    ) -> None:
-        """Copies the same to an array of the caller's, whatever its strides."""
+    def give(self, array: Any, like: Any) -> Any:
+        """An array of ``make`` as one of that kind, after the work that fills it was submitted."""
+
+    def run(self, compiled: Any, buffers: Buffers, like: Any) -> None:
+        """As ``Backend.run``, after the work that made ``like``, and before that which its
+        library submits later."""
+
+    def assign(self, out: Any, array: Any) -> None:
+        """Copies an array of ``make`` to one of the caller's, whatever its strides."""
 
 
 class Compiled(Protocol):
@@ -94,7 +96,10 @@ class Backend(Protocol):
 
     One that compiles any file of shaders/ says so with an attribute ``runs_wgsl = True``; its
     bandwidth and multiply-add rate are then measured when it is tuned on. The facts of others are
-    taken as they are. One that takes arrays of other libraries has an attribute ``guests``.
+    taken as they are. One that has kernels for the plans of tuning/roofline.py has an attribute
+    ``has_probes = True``, and the benchmark measures its roofline. One that takes arrays of other
+    libraries has an attribute ``guests``. One whose buffers need no ``free``, since their memory
+    goes with them, has an attribute ``keeps_buffers = False``.
     """
 
     @property

@@ -99,6 +99,7 @@ class WebGpuBackend:
     """One WebGPU device."""
 
     runs_wgsl = True
+    has_probes = True
 
     def __init__(
         self,

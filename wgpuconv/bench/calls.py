@@ -43,6 +43,7 @@ def caller(
         "groups": problem.groups,
         "layout": problem.layout,
         "activation": problem.activation,
+        "precision": problem.precision,
         "algorithm": algorithm,
         "device": device,
     }

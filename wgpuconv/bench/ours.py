@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..backends.webgpu import WebGpuBackend
 from ..device import Device
 from ..errors import AlgorithmRefusedError, UnsupportedFeatureError
 from ..plan import Plan
@@ -45,22 +44,22 @@ class OurDevice:
 
     def facts(self, measured: roofline.Roofline | None = None) -> DeviceFacts:
         identity = self.device.backend.identity
-        package, _, version = identity.versions.rpartition(" ")
+        versions = [each.rpartition(" ") for each in identity.versions.split(", ")]
         return DeviceFacts(
             name=self.name,
             backend=identity.backend,
             adapter=identity.adapter,
             driver=identity.driver,
-            versions={package or identity.backend: version},
+            versions={package or identity.backend: version for package, _, version in versions},
             software=self.device.facts.software,
             bandwidth=measured.bandwidth if measured else None,
             fma_rate=measured.fma_rate if measured else None,
         )
 
     def roofline(self) -> roofline.Roofline | None:
-        """None for a backend that runs no WGSL."""
+        """None for a backend without the probes' kernels."""
         backend = self.device.backend
-        return roofline.measure(backend) if isinstance(backend, WebGpuBackend) else None
+        return roofline.measure(backend) if getattr(backend, "has_probes", False) else None
 
     def offer(self, problem: ConvProblem, tell: Callable[[str], None]) -> Offer:
         tell(f"choosing on {self.name}")

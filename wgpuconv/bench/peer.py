@@ -30,6 +30,7 @@ from typing import Any, ClassVar, TextIO
 
 import numpy as np
 
+from ..dtypes import numpy_dtype
 from ..problem import ConvProblem
 
 Array = np.ndarray[Any, Any]
@@ -67,6 +68,8 @@ class Peer(ABC):
     name: ClassVar[str]
     pip: ClassVar[str]
     """What pip installs it from."""
+    dtypes: ClassVar[tuple[str, ...]] = ("f32", "f16")
+    """Of the problems that ``variants`` is asked about; those in others are refused."""
 
     @abstractmethod
     def describe(self) -> tuple[dict[str, str], str]:
@@ -195,7 +198,12 @@ def _done(peer: Peer, request: dict[str, Any], folder: Path) -> Any:
     if do == "unload":
         return peer.unload()
     if do == "variants":
-        return [asdict(variant) for variant in peer.variants(_problem(request))]
+        problem = _problem(request)
+        if problem.dtype not in peer.dtypes:
+            raise Refusal(
+                f"{peer.name} is compared in {', '.join(peer.dtypes)}, got {problem.dtype}"
+            )
+        return [asdict(variant) for variant in peer.variants(problem)]
     variant = Variant(**request["variant"])
     match do:
         case "load":
@@ -221,7 +229,9 @@ def _problem(request: Mapping[str, Any]) -> ConvProblem:
 
 def _arrays(request: Mapping[str, Any]) -> Iterator[tuple[str, Array]]:
     for role, path in request["data"].items():
-        yield role, np.load(path, allow_pickle=False)
+        array = np.load(path, allow_pickle=False)
+        # A file has bfloat16 as two bytes of no type.
+        yield role, array.view(numpy_dtype("bf16")) if array.dtype.kind == "V" else array
 
 
 def is_seconds(value: Any) -> bool:

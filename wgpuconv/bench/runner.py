@@ -186,8 +186,8 @@ class _Heat:
         return offer
 
     def _fail(self, participant: Participant, error: Exception) -> None:
-        dtype = self._entry.problem.dtype
-        side = Side(participant.name, EVERYTHING, dtype, participant.ours, failure=sentence(error))
+        name, precision = participant.name, self._entry.problem.arithmetic
+        side = Side(name, EVERYTHING, precision, participant.ours, failure=sentence(error))
         self._failed.append(side)
 
     def _leave(self, participant: Participant) -> None:

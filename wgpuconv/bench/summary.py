@@ -35,12 +35,18 @@ def told_apart(one: Side, other: Side) -> bool:
 
 
 def dtype_of(result: ProblemResult) -> str:
+    """As ``--dtype`` names it: problems that allow TF32 are apart from those in f32."""
     return _dtype(result.problem)
 
 
 @lru_cache(maxsize=4096)
 def _dtype(text: str) -> str:
-    return ConvProblem.parse(text).dtype
+    return ConvProblem.parse(text).arithmetic
+
+
+def lossless(side: Side, dtype: str) -> bool:
+    """Whether a side computes as precisely as problems of a dtype ask for."""
+    return side.precision == dtype or (side.precision, dtype) == ("f32", "tf32")
 
 
 def best_of(result: ProblemResult, on: str, precision: str) -> Side | None:
@@ -57,13 +63,13 @@ def fastest(sides: Sequence[Side]) -> Side | None:
 def leaders(result: ProblemResult) -> tuple[Side, ...]:
     """The fastest side without loss of precision, and those that cannot be told from it."""
     dtype = dtype_of(result)
-    lossless = [side for side in result.sides if side.precision == dtype]
-    first = fastest(lossless)
+    precise = [side for side in result.sides if lossless(side, dtype)]
+    first = fastest(precise)
     if first is None:
         return ()
     ties = [
         side
-        for side in lossless
+        for side in precise
         if side is not first and fastest([side]) and not told_apart(first, side)
     ]
     return (first, *ties)
@@ -71,7 +77,8 @@ def leaders(result: ProblemResult) -> tuple[Side, ...]:
 
 def baseline_of(run: Run, result: ProblemResult) -> Side | None:
     """What ratios of this problem refer to: the baseline's best without loss of precision."""
-    return best_of(result, run.baseline, dtype_of(result)) if run.baseline else None
+    dtype = dtype_of(result)
+    return fastest([s for s in result.sides if s.on == run.baseline and lossless(s, dtype)])
 
 
 def ratio(side: Side, reference: Side | None) -> float | None:

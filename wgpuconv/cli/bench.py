@@ -138,7 +138,7 @@ def command(
     size: SizeOption = None,
     dtype: Annotated[
         str | None,
-        typer.Option(help="f32, f16, tf32, or several as f32,f16, instead of the suite's."),
+        typer.Option(help="f32, f16, bf16, tf32, or several as f32,f16, instead of the suite's."),
     ] = None,
     layout: Annotated[str | None, typer.Option(help="nchw or nhwc.")] = None,
     limit: LimitOption = None,
@@ -240,9 +240,9 @@ def _print(result: ProblemResult, run: Run) -> None:
         verdict = _verdict(result, run)
         if verdict:
             note(verdict)
-    peers = {peer.name for peer in run.peers}
+    whole = {device.name for device in run.devices} | {peer.name for peer in run.peers}
     for name, reason in result.refusals.items():
-        if name in peers or ":" in name or result.failure is not None:
+        if name in whole or ":" in name or result.failure is not None:
             note(f"{name}: {reason}")
     out.print()
 
@@ -293,7 +293,7 @@ def results_table(result: ProblemResult, run: Run, width: int | None = None) -> 
     columns = _fitting(columns, room)
     shown = table("", "side", *columns, right=tuple(columns))
     for row, side in enumerate(result.sides):
-        other = side.prepared or not side.same_work or side.precision != dtype
+        other = side.prepared or not (side.same_work and summary.lossless(side, dtype))
         style = "bold" if side in first else "dim" if other else ""
         title = Text(titles[row], style=style)
         if side.failure:

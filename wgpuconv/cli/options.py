@@ -50,7 +50,7 @@ GRAMMAR = f"""\
 [bold]A problem's text[/bold]: an operation, then words in any order, all in quotes
 
 conv2d, conv_transpose2d    the operation, first
-f32, f16                    f32 where absent
+f32, f16, bf16              f32 where absent; bf16 on CUDA devices
 n1 c64 h56 w48 k32 r3 s3    batch, channels, height, width; output channels;
                             the kernel's height and width
 stride2, stride2,1          1 where absent; two are vertical,horizontal

@@ -27,7 +27,7 @@ def command(
     batch: BatchOption = None,
     size: SizeOption = None,
     dtype: Annotated[
-        str | None, typer.Option(help="f32, f16 or tf32, instead of the suite's.")
+        str | None, typer.Option(help="f32, f16, bf16 or tf32, instead of the suite's.")
     ] = None,
     layout: Annotated[str | None, typer.Option(help="nchw or nhwc.")] = None,
     limit: LimitOption = None,

@@ -36,6 +36,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..bilinear import Bilinear
+from ..dtypes import numpy_dtype
 from ..problem import ConvProblem
 
 Array = np.ndarray[Any, Any]
@@ -46,15 +47,14 @@ MOST_PRODUCTS = 1 << 21
 COUNTED = 1 << 22
 """Output elements up to which all are looked at for poison; of larger outputs every n-th."""
 POISON = 0xFF
-"""The byte that fills memory first: a NaN in float32 and in float16."""
+"""The byte that fills memory first: a NaN in every dtype."""
 _PERIOD = 1_000_003
 """Random numbers repeat after that many: a prime, so that no axis of a tensor fits it."""
 
-_DTYPES: dict[str, np.dtype[Any]] = {"f32": np.dtype(np.float32), "f16": np.dtype(np.float16)}
-_UNIT = {"f32": 2.0**-24, "f16": 2.0**-11}
+_UNIT = {"f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}
 _PRODUCT = {"default": 0.0, "tf32": (1 + 2.0**-11) ** 2 - 1}
 """How far a product may be off, relative to its size, since its factors were rounded first."""
-_SMALLEST = {"f32": 2.0**-126, "f16": 2.0**-14}
+_SMALLEST = {"f32": 2.0**-126, "f16": 2.0**-14, "bf16": 2.0**-126}
 """The smallest normal number; shaders may flush what is smaller."""
 
 _TRANSCENDENTAL = 2.0**-18
@@ -76,7 +76,7 @@ _ACTIVATIONS = {
 def random_data(problem: ConvProblem, seed: int = 0) -> dict[str, Array]:
     """Zero-mean arguments by role; the outputs have about unit variance, so f16 holds them."""
     rng = np.random.default_rng(seed)
-    dtype = _DTYPES[problem.dtype]
+    dtype = numpy_dtype(problem.dtype)
     scales = {"input": 1.0, "weight": 1 / math.sqrt(problem.reduction)}
     shapes: dict[str, tuple[int, ...]] = {
         "input": problem.input_shape,
@@ -288,7 +288,7 @@ class Check:
         self._tolerances: dict[tuple[Bilinear, Bilinear] | None, Array] = {None: tolerance}
 
     def empty_output(self) -> Array:
-        return np.empty(self.problem.out_shape, _DTYPES[self.problem.dtype])
+        return np.empty(self.problem.out_shape, numpy_dtype(self.problem.dtype))
 
     def fault(self, output: Array, bilinear: tuple[Bilinear, Bilinear] | None = None) -> str | None:
         """What is wrong with an output, in a sentence with values; None where nothing is.

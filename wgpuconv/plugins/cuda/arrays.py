@@ -1,143 +1,254 @@
 """Arrays of cupy, of PyTorch, and of whatever has DLPack or __cuda_array_interface__.
 
 They are used where they lie. Work goes to the stream that is current in the array's own library,
-so that it neither waits for a host nor needs an event.
+so that it neither waits for a host nor needs an event; results and copies come from that library's
+own memory.
 """
 
 from __future__ import annotations
 
+import math
 import sys
-from contextlib import AbstractContextManager, ExitStack, nullcontext
-from typing import Any
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from ...backends.base import Guest
-from ...errors import DtypeError, MixedDevicesError, ProblemError
-from ...tensor import checked_dtype
+from ...backends.base import Buffers, Guest
+from ...dtypes import ALLOWED, dtype_name, numpy_dtype
+from ...errors import DtypeError, MixedDevicesError
+from ...problem import DTYPES
 from .buffer import ALIGNMENT, CudaBuffer
+
+if TYPE_CHECKING:
+    from .backend import CudaBackend
 
 _CUDA = (2, 13)
 """kDLCUDA and kDLCUDAManaged: the kinds of device of DLPack whose memory kernels can read."""
+_UNREADABLE = (AttributeError, BufferError, RuntimeError, TypeError, ValueError)
+"""What libraries raise for an array without the memory that they were asked for."""
+
+
+View = tuple[int, tuple[int, ...], tuple[int, ...], int, Any, int]
+"""An array's memory as it lies: pointer, shape, strides, the stride from an element to its
+neighbour (strides count bytes or elements), dtype, and the GPU's number."""
+
+
+class Library(Protocol):
+    """What is asked of an array's own library."""
+
+    def view(self, array: Any) -> View: ...
+    def name(self, dtype: Any) -> str:
+        """The dtype's name in problems; empty for those that have none."""
+
+    def copy(self, array: Any) -> Any:
+        """In C order."""
+
+    def permute(self, array: Any, axes: tuple[int, ...]) -> Any: ...
+    def empty(self, shape: tuple[int, ...], dtype: str) -> Any: ...
+    def assign(self, target: Any, array: Any) -> None: ...
+    def stream(self) -> int:
+        """The current one."""
+
+
+class Cupy:
+    def __init__(self, backend: CudaBackend) -> None:
+        self._backend = backend
+
+    def view(self, array: Any) -> View:
+        data, dtype = array.data, array.dtype
+        return data.ptr, array.shape, array.strides, dtype.itemsize, dtype, data.device_id
+
+    def name(self, dtype: Any) -> str:
+        return dtype_name(dtype)
+
+    def copy(self, array: Any) -> Any:
+        return array.copy()
+
+    def permute(self, array: Any, axes: tuple[int, ...]) -> Any:
+        return array.transpose(*axes)
+
+    def empty(self, shape: tuple[int, ...], dtype: str) -> Any:
+        return self._backend.api.ndarray(shape, numpy_dtype(dtype))
+
+    def assign(self, target: Any, array: Any) -> None:
+        target[...] = array
+
+    def stream(self) -> int:
+        return int(self._backend.api.cuda.get_current_stream(self._backend.ordinal).ptr)
+
+
+class Torch:
+    def __init__(self, torch: Any, ordinal: int) -> None:
+        self.module = torch
+        self._ordinal = ordinal
+        self._device = torch.device("cuda", ordinal)
+        self._dtypes = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+        self._names = {dtype: name for name, dtype in self._dtypes.items()}
+
+    def view(self, array: Any) -> View:
+        shape, ordinal = tuple(array.shape), array.device.index
+        return array.data_ptr(), shape, array.stride(), 1, array.dtype, ordinal
+
+    def name(self, dtype: Any) -> str:
+        return self._names.get(dtype, "")
+
+    def copy(self, array: Any) -> Any:
+        return array.clone(memory_format=self.module.contiguous_format)
+
+    def permute(self, array: Any, axes: tuple[int, ...]) -> Any:
+        return array.permute(axes)
+
+    def empty(self, shape: tuple[int, ...], dtype: str) -> Any:
+        return self.module.empty(shape, dtype=self._dtypes[dtype], device=self._device)
+
+    def assign(self, target: Any, array: Any) -> None:
+        target.copy_(array)
+
+    def stream(self) -> int:
+        return int(self.module.cuda.current_stream(self._ordinal).cuda_stream)
 
 
 class CudaGuests:
     """What the CUDA backend makes of its callers' arrays (see ``Guests`` in backends/base.py)."""
 
-    def __init__(self, api: Any, ordinal: int) -> None:
-        self._api = api
-        self._ordinal = ordinal
+    def __init__(self, backend: CudaBackend) -> None:
+        self._backend = backend
+        self._api = backend.api
+        self._cupy = Cupy(backend)
+        self._torch: Torch | None = None
 
     def takes(self, value: Any) -> bool:
         if isinstance(value, self._api.ndarray):
             return True
+        if self._torch_of(value) is not None:
+            return bool(value.is_cuda)
         if hasattr(value, "__dlpack_device__"):
             return int(value.__dlpack_device__()[0]) in _CUDA
         # Of the class: the attribute itself may raise.
         return hasattr(type(value), "__cuda_array_interface__")
 
-    def following(self, value: Any) -> AbstractContextManager[Any]:
-        if _package(value) != "torch":
-            return nullcontext()  # cupy's current stream it is
-        pointer = int(sys.modules["torch"].cuda.current_stream(self._ordinal).cuda_stream)
-        cuda = self._api.cuda
-        stack = ExitStack()
-        stack.enter_context(cuda.Device(self._ordinal))  # a stream is current on a device
-        stack.enter_context(cuda.Stream.from_external(_Stream(pointer)))
-        return stack
-
     def receive(self, name: str, value: Any, *, channels_last: bool | None) -> Guest:
-        array = self._view(name, value)
-        dtype = checked_dtype(array.dtype, name)
-        memory, last = array, False
-        if array.ndim in (3, 4) and channels_last is not False:
-            moved = _channels_last(array)
-            fits = moved.flags.c_contiguous and not array.flags.c_contiguous
-            if channels_last or fits:
-                memory, last = moved, True
-        if not memory.flags.c_contiguous:
-            memory = self._api.ascontiguousarray(memory)
-        if memory.data.ptr % ALIGNMENT:
-            memory = memory.copy()  # kernels load 16 bytes at a time
-        buffer = CudaBuffer(memory, int(memory.data.ptr), int(memory.nbytes))
-        copied = memory.data.ptr != array.data.ptr
-        return Guest(buffer, tuple(memory.shape), dtype, channels_last=last, copied=copied)
+        library, array, view, dtype = self._read(name, value)
+        pointer, shape, strides, unit, *_ = view
+        order = order_of(shape, strides, unit, channels_last)
+        copied = order.strided or pointer % ALIGNMENT != 0  # kernels load 16 bytes at a time
+        if copied:
+            with self._backend.guard:
+                if order.last:
+                    array = library.permute(array, _axes(len(shape), last=True))
+                array = library.copy(array)
+                pointer = library.view(array)[0]
+        buffer = CudaBuffer(array, pointer, order.elements * DTYPES[dtype])
+        return Guest(buffer, order.shape, dtype, order.last, copied)
 
     def copy(self, name: str, value: Any) -> Guest:
-        array = self._view(name, value)
-        dtype = checked_dtype(array.dtype, name)
-        memory = array.copy()  # in C order
-        self._api.cuda.get_current_stream(self._ordinal).synchronize()  # calls may use another one
-        buffer = CudaBuffer(memory, int(memory.data.ptr), int(memory.nbytes))
-        return Guest(buffer, tuple(memory.shape), dtype, channels_last=False, copied=True)
+        library, array, (_, shape, *_), dtype = self._read(name, value)
+        with self._backend.guard:
+            array = library.copy(array)
+            pointer = library.view(array)[0]
+            # Calls may use another stream.
+            self._api.cuda.runtime.streamSynchronize(library.stream())
+        buffer = CudaBuffer(array, pointer, math.prod(shape) * DTYPES[dtype])
+        return Guest(buffer, shape, dtype, channels_last=False, copied=True)
 
-    def give(
-        self,
-        buffer: CudaBuffer,
-        shape: tuple[int, ...],
-        dtype: Any,
-        like: Any,
-        *,
-        channels_last: bool,
-    ) -> Any:
-        array = self._array(buffer, shape, dtype, channels_last)
-        if isinstance(like, self._api.ndarray):
+    def make(
+        self, shape: tuple[int, ...], dtype: str, like: Any, *, channels_last: bool
+    ) -> tuple[Any, CudaBuffer]:
+        library = self._library(like)
+        with self._backend.guard:
+            array = library.empty(shape, dtype)
+            pointer = library.view(array)[0]
+        buffer = CudaBuffer(array, pointer, math.prod(shape) * DTYPES[dtype])
+        if channels_last:
+            array = library.permute(array, _axes(len(shape), last=False))
+        return array, buffer
+
+    def run(self, compiled: Any, buffers: Buffers, like: Any) -> None:
+        self._backend.run(compiled, buffers, stream=self._library(like).stream())
+
+    def give(self, array: Any, like: Any) -> Any:
+        if self._library(like) is not self._cupy or isinstance(like, self._api.ndarray):
             return array
         from_dlpack = getattr(sys.modules[_package(like)], "from_dlpack", None)
         return array if from_dlpack is None else from_dlpack(array)
 
-    def assign(
-        self,
-        out: Any,
-        buffer: CudaBuffer,
-        shape: tuple[int, ...],
-        dtype: Any,
-        *,
-        channels_last: bool,
-    ) -> None:
-        target, result = self._view("out", out), self._array(buffer, shape, dtype, channels_last)
-        if (target.shape, target.dtype) != (result.shape, result.dtype):
-            raise ProblemError(
-                f"out must have shape {result.shape} and dtype {result.dtype}, got {target.shape} "
-                f"and {target.dtype}"
-            )
-        target[...] = result
+    def assign(self, out: Any, array: Any) -> None:
+        library = self._library(out)
+        with self._backend.guard:
+            if library is self._cupy or library is not self._library(array):
+                self._cupy.assign(self._as_cupy(out), self._as_cupy(array))
+            else:
+                library.assign(out, array)
 
-    def _array(
-        self, buffer: CudaBuffer, shape: tuple[int, ...], dtype: Any, channels_last: bool
-    ) -> Any:
-        array = self._api.ndarray(shape, dtype, memptr=buffer.memory)
-        if not channels_last:
-            return array
-        first = array.ndim - 3
-        return array.transpose(*range(first), first + 2, first, first + 1)
-
-    def _view(self, name: str, value: Any) -> Any:
-        """The array as one of cupy's, over the same memory."""
+    def _library(self, value: Any) -> Library:
         if isinstance(value, self._api.ndarray):
-            self._check_device(name, value, value.device.id)
+            return self._cupy
+        return self._torch_of(value) or self._cupy
+
+    def _torch_of(self, value: Any) -> Torch | None:
+        """The library of a PyTorch tensor; None for what is none."""
+        torch = sys.modules.get("torch")
+        if torch is None or not isinstance(value, getattr(torch, "Tensor", ())):
+            return None
+        if self._torch is None or self._torch.module is not torch:
+            self._torch = Torch(torch, self._backend.ordinal)
+        return self._torch
+
+    def _read(self, name: str, value: Any) -> tuple[Library, Any, View, str]:
+        """The array, as one of its own library or of cupy, and what it says of itself."""
+        if isinstance(value, self._api.ndarray):
+            library: Library = self._cupy
+            array, view = value, self._cupy.view(value)
+        else:
+            if getattr(value, "requires_grad", False):
+                raise DtypeError(
+                    f"the {name} requires a gradient, which is not computed here; pass its "
+                    ".detach()"
+                )
+            library = self._library(value)
+            if library is self._cupy and hasattr(value, "__dlpack_device__"):
+                # Before cupy is asked, which does not read across devices.
+                self._check_device(name, value, int(value.__dlpack_device__()[1]))
+            try:
+                array = self._as_cupy(value) if library is self._cupy else value
+                view = library.view(array)
+            except _UNREADABLE as error:
+                raise DtypeError(f"the {name} ({_kind(value)}) cannot be read: {error}") from error
+        *_, found, ordinal = view
+        self._check_device(name, value, ordinal)
+        dtype = library.name(found)
+        if not dtype:
+            raise DtypeError(f"{name} must have dtype {ALLOWED}, got {found}; convert it")
+        return library, array, view, dtype
+
+    def _as_cupy(self, value: Any) -> Any:
+        if isinstance(value, self._api.ndarray):
             return value
-        if getattr(value, "requires_grad", False):
-            raise DtypeError(
-                f"the {name} requires a gradient, which is not computed here; pass its .detach()"
-            )
-        try:
-            if hasattr(value, "__dlpack_device__"):
-                self._check_device(name, value, value.__dlpack_device__()[1])
-                return self._api.from_dlpack(value)
-            array = self._api.asarray(value)
-        except (AttributeError, BufferError, RuntimeError, TypeError) as error:
-            raise DtypeError(f"the {name} ({_kind(value)}) cannot be read: {error}") from error
-        self._check_device(name, value, array.device.id)
-        return array
+        if hasattr(value, "__dlpack_device__"):
+            return self._api.from_dlpack(value)
+        found = value.__cuda_array_interface__
+        if found["typestr"][1:] != "V2" or "bfloat16" not in str(value.dtype):
+            return self._api.asarray(value)
+        # The interface has no type of that name, and some of its writers say so.
+        bits = self._api.asarray(_Interface(value, found | {"typestr": "<u2"}))
+        return bits.view(numpy_dtype("bf16"))
 
     def _check_device(self, name: str, value: Any, ordinal: int) -> None:
-        if int(ordinal) != self._ordinal:
+        if ordinal != self._backend.ordinal:
             raise MixedDevicesError(
                 f"the {name} ({_kind(value)}) lives on GPU {ordinal}, but the call runs on "
-                f"'cuda:{self._ordinal}'; copy it there, or pass device='cuda:{ordinal}'"
+                f"'cuda:{self._backend.ordinal}'; copy it there, or pass device='cuda:{ordinal}'"
             )
 
 
-class _Stream:
+class _Interface:
+    """Another array's memory, as something else."""
+
+    def __init__(self, array: Any, interface: dict[str, Any]) -> None:
+        self.array = array
+        self.__cuda_array_interface__ = interface
+
+
+class Stream:
     """Another library's stream, as cupy takes it."""
 
     def __init__(self, pointer: int) -> None:
@@ -147,10 +258,49 @@ class _Stream:
         return (0, self._pointer)  # the protocol's version
 
 
-def _channels_last(array: Any) -> Any:
-    """(..., H, W, C) of an array (..., C, H, W)."""
-    first = array.ndim - 3
-    return array.transpose(*range(first), first + 1, first + 2, first)
+class Order(NamedTuple):
+    """How an array lies in memory."""
+
+    strided: bool
+    """Whether it is contiguous in no order that fits."""
+    last: bool
+    """Whether it is an image (..., C, H, W) with the strides of (..., H, W, C)."""
+    shape: tuple[int, ...]
+    """In the order of the memory, or of a copy in C order."""
+    elements: int
+
+
+@lru_cache(maxsize=4096)
+def order_of(
+    shape: tuple[int, ...], strides: tuple[int, ...], unit: int, channels_last: bool | None
+) -> Order:
+    """``channels_last`` says whether an image may (None) or must have the strides of NHWC."""
+    elements, image = math.prod(shape), len(shape) in (3, 4)
+    if not (image and channels_last) and _contiguous(shape, strides, unit):
+        return Order(False, False, shape, elements)
+    if image and channels_last is not False:
+        axes = _axes(len(shape), last=True)
+        moved = tuple(shape[a] for a in axes)
+        fits = _contiguous(moved, tuple(strides[a] for a in axes), unit)
+        if fits or channels_last:
+            return Order(not fits, True, moved, elements)
+    return Order(True, False, shape, elements)
+
+
+def _contiguous(shape: tuple[int, ...], strides: tuple[int, ...], unit: int) -> bool:
+    expected = unit
+    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if size > 1 and stride != expected:
+            return 0 in shape
+        expected *= size
+    return True
+
+
+def _axes(ndim: int, *, last: bool) -> tuple[int, ...]:
+    """The permutation that brings the channels of (..., C, H, W) last, or back."""
+    first = ndim - 3
+    rest = (first + 1, first + 2, first) if last else (first + 2, first, first + 1)
+    return (*range(first), *rest)
 
 
 def _package(value: Any) -> str:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -35,7 +35,7 @@ from ...facts import Limits
 from ...plan import Pass, Plan, Region, Role, Shader, align
 from . import entry
 from .algorithms import ALGORITHMS
-from .arrays import CudaGuests
+from .arrays import CudaGuests, Stream
 from .buffer import ALIGNMENT, CudaBuffer
 from .facts import AMPERE, HOPPER, CudaFacts
 from .source import Interface, interface, pack_params, specialise
@@ -43,8 +43,7 @@ from .source import Interface, interface, pack_params, specialise
 OPTIONS = ("--std=c++17",)
 HOPPER_OPTIONS = ("--gpu-architecture=sm_90a",)
 """Without it NVRTC compiles for sm_90, which has no wgmma."""
-LAUNCHES = 1024
-"""Sets of launch arguments that a device keeps, one for a plan and a set of buffers."""
+Grid = tuple[int, int, int]
 GRAPH_RUNS = 20
 """Runs that a timed graph holds: launching from Python takes longer than a small kernel."""
 
@@ -57,13 +56,25 @@ class Kernel:
     handle: int
 
 
-@dataclass(frozen=True)
 class Step:
-    kernel: Kernel
-    params: bytes
-    regions: tuple[Region, ...]
-    """In the order of the kernel's pointers."""
-    grid: tuple[int, int, int]
+    """One launch of a kernel. The driver reads its arguments before a launch returns, so that one
+    set of them, which only pointers are written into, serves all calls."""
+
+    def __init__(
+        self, kernel: Kernel, params: bytes, regions: Sequence[Region], grid: Grid
+    ) -> None:
+        self.regions = regions
+        """In the order of the kernel's pointers."""
+        self.places = [(i, region.role, region.offset) for i, region in enumerate(regions)]
+        self.pointers = (ctypes.c_uint64 * len(regions))()
+        self._kernel = kernel  # its module stays loaded
+        self._params = ctypes.create_string_buffer(params, max(len(params), 1))
+        first = ctypes.addressof(self.pointers)
+        values = [ctypes.addressof(self._params), *(first + 8 * i for i in range(len(regions)))]
+        self._values = (ctypes.c_void_p * len(values))(*values)
+        self.values = ctypes.addressof(self._values)
+        face = kernel.interface
+        self.launch = (kernel.handle, *grid, face.threads, 1, 1, face.shared_bytes)
 
 
 class CompiledPlan:
@@ -75,32 +86,33 @@ class CompiledPlan:
         self.steps = steps
         self.everything = [*prepare, *steps]
         self.tables = tables
-
-
-class Launch:
-    """One kernel with all of its arguments: launching it again costs one call of the driver."""
-
-    def __init__(self, step: Step, pointers: Sequence[int]) -> None:
-        kernel = step.kernel
-        self._params = ctypes.create_string_buffer(step.params, max(len(step.params), 1))
-        self._pointers = (ctypes.c_uint64 * len(pointers))(*pointers)
-        first = ctypes.addressof(self._pointers)
-        values = [ctypes.addressof(self._params), *(first + 8 * i for i in range(len(pointers)))]
-        self._values = (ctypes.c_void_p * len(values))(*values)
-        self._kernel = kernel  # its module stays loaded
-        self.arguments = (
-            kernel.handle,
-            *step.grid,
-            kernel.interface.threads,
-            1,
-            1,
-            kernel.interface.shared_bytes,
-        )
-        self.values = ctypes.addressof(self._values)
+        problem, ends = plan.problem, dict[str, int]()
+        whole = {
+            "input": problem.input_bytes,
+            "weight": problem.weight_bytes,
+            "bias": problem.k * problem.itemsize,
+            "residual": problem.residual_bytes,
+            "out": problem.out_bytes,
+        }
+        for region in (region for step in self.everything for region in step.regions):
+            size = whole[region.role] if region.size is None else region.size
+            ends[region.role] = max(ends.get(region.role, 0), region.offset + size)
+        self.needs = ends
+        """Bytes of each buffer that are used."""
+        scratch: list[tuple[Role, int]] = [
+            ("workspace", plan.workspace),
+            ("prepared", plan.prepared),
+            *plan.staged,
+        ]
+        self.scratch = [(role, size) for role, size in scratch if size]
+        """What the backend provides where the caller does not."""
 
 
 class CudaBackend:
     """One CUDA device."""
+
+    has_probes = True
+    keeps_buffers = False
 
     def __init__(
         self, api: Any, ordinal: int, *, algorithms: tuple[Algorithm, ...] = ALGORITHMS
@@ -108,7 +120,6 @@ class CudaBackend:
         self.api = api
         self.ordinal = ordinal
         self.algorithms = algorithms
-        self.guests = CudaGuests(api, ordinal)
         self.capability = entry.capability(api, ordinal)
         self.facts = _facts(api, ordinal, self.capability)
         runtime = api.cuda.runtime
@@ -119,7 +130,7 @@ class CudaBackend:
             driver=f"CUDA {entry.version(runtime.driverGetVersion())}",
             versions=(
                 f"cupy {api.__version__}, runtime {entry.version(runtime.runtimeGetVersion())}, "
-                f"sm_{major}{minor}"
+                f"capability {major}.{minor}"
             ),
         )
         self._device = api.cuda.Device(ordinal)
@@ -128,14 +139,11 @@ class CudaBackend:
         self._lock = threading.RLock()
         self._pid = os.getpid()
         self._kernels: dict[Shader, Kernel] = {}
-        # By the addresses of the buffers, so that an entry keeps nobody's memory alive; of the
-        # plan it has the id, and keeps the plan so that no other one takes it.
-        self._launches: OrderedDict[tuple[Any, ...], tuple[CompiledPlan, list[Launch]]] = (
-            OrderedDict()
-        )
         self._scratch: dict[tuple[Role, int], CudaBuffer] = {}
         self._timing_stream: Any = None
         self.lost = False
+        self.guard = _Guard(self)
+        self.guests = CudaGuests(self)
 
     @property
     def usable(self) -> bool:
@@ -145,7 +153,7 @@ class CudaBackend:
     # ---- buffers ----
 
     def allocate(self, nbytes: int) -> CudaBuffer:
-        with self._guard():
+        with self.guard:
             most = self.facts.limits.max_buffer
             if nbytes > most:
                 raise UnsupportedFeatureError(
@@ -162,13 +170,13 @@ class CudaBackend:
     def write(self, buffer: CudaBuffer, array: np.ndarray) -> None:
         if not array.nbytes:
             return
-        with self._guard():
+        with self.guard:
             self._move(buffer, array, self.api.cuda.runtime.memcpyHostToDevice)
 
     def read(self, buffer: CudaBuffer, array: np.ndarray) -> None:
         if not array.nbytes:
             return
-        with self._guard():
+        with self.guard:
             self._move(buffer, array, self.api.cuda.runtime.memcpyDeviceToHost)
 
     def _move(self, buffer: CudaBuffer, array: np.ndarray, direction: int) -> None:
@@ -180,7 +188,7 @@ class CudaBackend:
         runtime.streamSynchronize(stream)  # else pinned memory of the caller's is still in use
 
     def copy(self, source: CudaBuffer, target: CudaBuffer, nbytes: int) -> None:
-        with self._guard():
+        with self.guard:
             self._check_size(source, nbytes, "source")
             self._check_size(target, nbytes, "target")
             runtime = self.api.cuda.runtime
@@ -216,7 +224,7 @@ class CudaBackend:
     # ---- compiling ----
 
     def compile(self, plan: Plan) -> CompiledPlan:
-        with self._guard():
+        with self.guard:
             prepare = [self._step(p) for p in plan.prepare]
             steps = [self._step(p) for p in plan.passes]
             tables = self.allocate(len(plan.tables))
@@ -244,7 +252,7 @@ class CudaBackend:
         return Step(
             kernel,
             pack_params(step, face.params),
-            tuple(regions[name] for name in face.bindings),
+            [regions[name] for name in face.bindings],
             step.grid,
         )
 
@@ -271,6 +279,8 @@ class CudaBackend:
                     function.max_dynamic_shared_size_bytes = face.shared_bytes
                 handle = int(function.kernel.ptr)
             except self.api.cuda.compiler.CompileException as error:
+                if "nvrtc-builtins" in str(error):  # the half of NVRTC that it loads itself
+                    raise self._no_compiler(error) from error
                 raise ShaderError(f"{shader.file}.cu did not compile: {error}") from error
             except (ImportError, OSError, RuntimeError) as error:
                 raise self._compiler_failed(shader, error) from error
@@ -279,103 +289,87 @@ class CudaBackend:
     def _compiler_failed(self, shader: Shader, error: Exception) -> WgpuConvError:
         text = str(error)
         if "nvrtc" in text.lower() and "nvrtc_error" not in text.lower():  # it cannot be loaded
-            return DeviceError(
-                f"kernels are compiled by NVRTC, which cannot be loaded ({text}); install it "
-                "with: pip install 'cupy-cuda13x[ctk]'"
-            )
+            return self._no_compiler(error)
         return ShaderError(f"{shader.file}.cu cannot be loaded on this device: {text}")
+
+    def _no_compiler(self, error: Exception) -> WgpuConvError:
+        toolkit = self.api.cuda.runtime.runtimeGetVersion() // 1000
+        return DeviceError(
+            f"kernels are compiled by NVRTC, which cannot be loaded ({error}); install it "
+            f"with: pip install 'cupy-cuda{toolkit}x[ctk]'"
+        )
 
     # ---- running ----
 
-    def run(self, compiled: CompiledPlan, buffers: Buffers, into: np.ndarray | None = None) -> None:
-        with self._guard():
-            self._submit(compiled, _steps(compiled, buffers), buffers, self._stream)
+    def run(
+        self,
+        compiled: CompiledPlan,
+        buffers: Buffers,
+        into: np.ndarray | None = None,
+        *,
+        stream: int | None = None,
+    ) -> None:
+        """On another stream than the current one, where it is given."""
+        with self.guard:
+            on = self._stream if stream is None else stream
+            self._submit(compiled, _steps(compiled, buffers), buffers, on)
             if into is not None:
                 self.read(buffers["out"], into)
 
     def prepare(self, compiled: CompiledPlan, buffers: Buffers) -> None:
-        with self._guard():
+        with self.guard:
             stream = self._stream
             self._submit(compiled, compiled.prepare, buffers, stream)
             self.api.cuda.runtime.streamSynchronize(stream)  # runs may be on another stream
 
     def record(self, compiled: CompiledPlan, buffers: Buffers, compute: Any) -> None:
         """Queues the plan's launches on a stream (of cupy's), which may be capturing a graph."""
-        with self._guard():
+        with self.guard:
             self._submit(compiled, _steps(compiled, buffers), buffers, int(compute.ptr))
 
     def _submit(
         self, compiled: CompiledPlan, steps: list[Step], buffers: Buffers, stream: int
     ) -> None:
-        launch = self._launch
-        for each in self._bind(compiled, steps, buffers, stream):
-            launch(*each.arguments, stream, each.values, 0)
+        launch, first = self._launch, self._pointers(compiled, steps, buffers, stream)
+        for step in steps:
+            for i, role, offset in step.places:
+                step.pointers[i] = first[role] + offset
+            launch(*step.launch, stream, step.values, 0)
 
-    def _bind(
+    def _pointers(
         self, compiled: CompiledPlan, steps: list[Step], buffers: Buffers, stream: int
-    ) -> list[Launch]:
-        """The arguments of each launch, kept from an earlier call where they were the same."""
-        places = tuple((role, b.pointer, b.size) for role, b in buffers.items())
-        key = (id(compiled), steps is compiled.prepare, stream, places)
-        found = self._launches.get(key)
-        if found is not None:
-            self._launches.move_to_end(key)
-            return found[1]
-        plan = compiled.plan
-        _refuse_overlap(buffers)
-        whole: dict[str, CudaBuffer | None] = {
-            "tables": compiled.tables,
-            "workspace": self._scratch_of("workspace", plan.workspace, stream),
-            **{role: self._scratch_of(role, size, stream) for role, size in plan.staged},
-            **buffers,
-        }
-        if "prepared" not in whole:
-            whole["prepared"] = self._scratch_of("prepared", plan.prepared, stream)
-        launches = [
-            Launch(
-                step, [self._address(plan, region, whole[region.role]) for region in step.regions]
-            )
-            for step in steps
-        ]
-        self._launches[key] = (compiled, launches)
-        if len(self._launches) > LAUNCHES:
-            self._launches.popitem(last=False)
-        return launches
+    ) -> dict[str, int]:
+        """Where the buffer of each role begins."""
+        found = {"tables": compiled.tables.pointer}
+        needs, out = compiled.needs, buffers.get("out")
+        for role, buffer in buffers.items():
+            if needs.get(role, 0) > buffer.size:
+                raise ProblemError(
+                    f"the buffer for {role!r} has {buffer.size} bytes, the plan needs {needs[role]}"
+                )
+            if out is not None and role in _READ and out.overlaps(buffer):
+                # Views of a caller's array may share memory without being one object.
+                raise ProblemError(f"out must not share memory with the {role}; give another array")
+            found[role] = buffer.pointer
+        for role, size in compiled.scratch:
+            if role not in found:
+                found[role] = self._scratch_of(role, size, stream).pointer
+        return found
 
-    @staticmethod
-    def _address(plan: Plan, region: Region, buffer: CudaBuffer | None) -> int:
-        assert buffer is not None, f"a plan that uses {region.role!r} says how large it is"
-        problem = plan.problem
-        if region.size is None:
-            tensors = {
-                "input": problem.input_bytes,
-                "weight": problem.weight_bytes,
-                "bias": problem.k * problem.itemsize,
-                "residual": problem.residual_bytes,
-                "out": problem.out_bytes,
-            }
-            end = tensors[region.role]
-        else:
-            end = region.offset + region.size
-        if end > buffer.size:
-            raise ProblemError(
-                f"the buffer for {region.role!r} has {buffer.size} bytes, the plan needs {end}"
-            )
-        return buffer.pointer + region.offset
-
-    def _scratch_of(self, role: Role, nbytes: int, stream: int) -> CudaBuffer | None:
+    def _scratch_of(self, role: Role, nbytes: int, stream: int) -> CudaBuffer:
         """Scratch memory, shared by all plans of a stream: they run one after the other."""
         held = self._scratch.get((role, stream))
-        if nbytes and (held is None or held.size < nbytes):
-            self._launches.clear()  # they hold the smaller one
+        if held is None or held.size < nbytes:
             self._scratch.pop((role, stream), None)
-            held = self._scratch[role, stream] = self.allocate(nbytes)
+            # The pool hands memory out again to the stream that it was allocated on.
+            external = self.api.cuda.Stream.from_external
+            with nullcontext() if stream == self._stream else external(Stream(stream)):
+                held = self._scratch[role, stream] = self.allocate(nbytes)
         return held
 
     def trim(self) -> None:
         """Gives pooled and scratch memory back to the driver."""
-        with self._guard():
-            self._launches.clear()
+        with self.guard:
             self._scratch.clear()
             self.api.get_default_memory_pool().free_all_blocks()
 
@@ -384,7 +378,7 @@ class CudaBackend:
     def time(
         self, trials: Sequence[tuple[CompiledPlan, Buffers]], *, repeats: Sequence[int]
     ) -> list[float]:
-        with self._guard():
+        with self.guard:
             self.api.cuda.get_current_stream(self.ordinal).synchronize()  # what fills the buffers
             if self._timing_stream is None:
                 self._timing_stream = self.api.cuda.Stream(non_blocking=True)
@@ -397,7 +391,8 @@ class CudaBackend:
         cuda, stream = self.api.cuda, self._timing_stream
         steps, runs = _steps(compiled, buffers), min(repeats, GRAPH_RUNS)
         launches = -(-repeats // runs)
-        self._bind(compiled, steps, buffers, stream.ptr)  # nothing may be allocated in a capture
+        # Nothing may be allocated in a capture.
+        self._pointers(compiled, steps, buffers, stream.ptr)
         with stream:
             stream.begin_capture()
             try:
@@ -416,34 +411,38 @@ class CudaBackend:
 
     # ---- errors ----
 
-    @contextmanager
-    def _guard(self) -> Iterator[None]:
-        """Holds the device for one thread, and says in our own words what went wrong there."""
+    def enter(self) -> None:
         if os.getpid() != self._pid:
             raise ForkedProcessError(
                 f"{self.identity.adapter} was opened before this process was forked, and CUDA does "
                 "not survive a fork; open the device in the child, or start it with 'spawn'"
             )
-        with self._lock, self._device:
-            try:
-                yield
-            except WgpuConvError:
-                raise
-            except self.api.cuda.memory.OutOfMemoryError as error:
-                raise OutOfDeviceMemoryError(
-                    f"{self.identity.adapter} has no memory left for this call ({error}); use a "
-                    "smaller batch or workspace_limit"
-                ) from error
-            except (self.api.cuda.runtime.CUDARuntimeError, _driver().CUDADriverError) as error:
-                raise self._translated(error) from error
+        self._lock.acquire()
+        try:
+            self._device.__enter__()
+        except BaseException:
+            self._lock.release()
+            raise
 
-    def _translated(self, error: Exception) -> WgpuConvError:
+    def leave(self) -> None:
+        try:
+            self._device.__exit__(None, None, None)
+        finally:
+            self._lock.release()
+
+    def translated(self, error: BaseException) -> WgpuConvError | None:
+        """What went wrong on the device, in our own words; None where it was something else."""
         text, adapter = str(error), self.identity.adapter
-        if "MemoryAllocation" in text or "OUT_OF_MEMORY" in text:
+        ours = (self.api.cuda.runtime.CUDARuntimeError, _driver().CUDADriverError)
+        full = "MemoryAllocation" in text or "OUT_OF_MEMORY" in text
+        # cupy's and PyTorch's are called so.
+        if type(error).__name__ == "OutOfMemoryError" or (isinstance(error, ours) and full):
             return OutOfDeviceMemoryError(
                 f"{adapter} has no memory left for this call ({text}); use a smaller batch or "
                 "workspace_limit"
             )
+        if not isinstance(error, ours):
+            return None
         try:
             self.api.cuda.runtime.deviceSynchronize()
         except self.api.cuda.runtime.CUDARuntimeError:
@@ -456,11 +455,34 @@ class CudaBackend:
         return DeviceError(f"{adapter} refused the call: {text}")
 
 
-def _refuse_overlap(buffers: Buffers) -> None:
-    """Views of a caller's array may share memory without being one object."""
-    for role in ("input", "weight", "bias", "residual"):
-        if {role, "out"} <= buffers.keys() and buffers["out"].overlaps(buffers[role]):
-            raise ProblemError(f"out must not share memory with the {role}; give another array")
+class _Guard:
+    """Holds a device for one thread, and says in our own words what went wrong there. (A class,
+    since a generator's context manager takes longer than a launch.)"""
+
+    def __init__(self, backend: CudaBackend) -> None:
+        self._backend = backend
+
+    def __enter__(self) -> None:
+        self._backend.enter()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            return self._backend.leave()
+        try:
+            ours = None if isinstance(error, WgpuConvError) else self._backend.translated(error)
+        finally:
+            self._backend.leave()
+        if ours is not None:
+            raise ours from error
+
+
+_READ = ("input", "weight", "bias", "residual")
+"""Roles that a plan reads alone."""
 
 
 def _steps(compiled: CompiledPlan, buffers: Buffers) -> list[Step]:
@@ -503,6 +525,7 @@ def _facts(api: Any, ordinal: int, capability: tuple[int, int]) -> CudaFacts:
     return CudaFacts(
         limits=limits,
         f16=True,
+        bf16=True,
         tf32=capability >= AMPERE,
         capability=capability,
         bandwidth=0.9 * 2 * memory_clock * bus / 8,

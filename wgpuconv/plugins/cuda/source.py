@@ -24,7 +24,7 @@ from pathlib import Path
 from ...plan import Constant, Pass, Shader
 
 KERNEL_DIR = Path(__file__).parent / "kernels"
-_TYPES = {"f32": "float", "f16": "Half"}
+_TYPES = {"f32": "float", "f16": "Half", "bf16": "Bfloat"}
 
 
 def kernel_names() -> list[str]:

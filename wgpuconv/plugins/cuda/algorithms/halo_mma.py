@@ -25,6 +25,7 @@ from .mma import (
     out_vector,
     pack_pass,
     packed_bytes,
+    refuse_turing,
     source,
     tile_config,
     tile_of,
@@ -69,14 +70,17 @@ MOST_WASTE = 1.5
 
 class HaloMma(CudaAlgorithm):
     name = "halo_mma"
-    summary = "tensor-core convolution that stages each input tile once for all taps; f16"
+    summary = "tensor-core convolution that stages each input tile once for all taps; f16, bf16"
     ops = ("conv2d", "conv_transpose2d")
     shaders = ("halo_mma", "pack_filters", "to_channels_last", "reduce_splits")
 
     def refuse(self, problem: ConvProblem, facts: Facts) -> str | None:
         p = problem
-        if p.dtype != "f16":
-            return f"multiplies f16 on tensor cores, got {p.dtype}"
+        if p.itemsize != 2:
+            return f"multiplies f16 and bf16 on tensor cores, got {p.dtype}"
+        turing = refuse_turing(p, facts)
+        if turing is not None:
+            return turing
         if p.r * p.s == 1:
             return "shares input elements between taps, got a kernel of one tap (1 x 1)"
         count = count_phases(p)
@@ -222,7 +226,7 @@ class HaloMma(CudaAlgorithm):
             OUT_VECTOR=out_vector(p, rectangles=width > 0),
             SPLIT=splits > 1,
             SHARED_BYTES=_shared_bytes(tile, p, width),
-            Out="f32" if splits > 1 else "f16",
+            Out="f32" if splits > 1 else p.dtype,
         )
         return Pass(
             shader if splits > 1 else shader.ending_as(p),

@@ -67,7 +67,7 @@ MOST_WASTE = 1.6
 
 class HaloWgmma(CudaAlgorithm):
     name = "halo_wgmma"
-    summary = "Hopper's warpgroup products from an input tile staged once for all taps; f16"
+    summary = "Hopper's warpgroup products from an input tile staged once for all taps; f16, bf16"
     ops = ("conv2d", "conv_transpose2d")
     shaders = ("halo_wgmma", "pack_filters", "to_channels_last", "reduce_splits")
 
@@ -78,8 +78,8 @@ class HaloWgmma(CudaAlgorithm):
                 "needs the instruction wgmma of compute capability 9.0, got "
                 f"{capability[0]}.{capability[1]}"
             )
-        if p.dtype != "f16":
-            return f"multiplies f16 on tensor cores, got {p.dtype}"
+        if p.itemsize != 2:
+            return f"multiplies f16 and bf16 on tensor cores, got {p.dtype}"
         if p.r * p.s == 1:
             return "shares input elements between taps, got a kernel of one tap (1 x 1)"
         count = count_phases(p)
@@ -230,7 +230,7 @@ class HaloWgmma(CudaAlgorithm):
             OUT_VECTOR=out_vector(p, rectangles=True),
             SPLIT=splits > 1,
             SHARED_BYTES=_shared_bytes(tile, p),
-            Out="f32" if splits > 1 else "f16",
+            Out="f32" if splits > 1 else p.dtype,
         )
         return Pass(
             shader if splits > 1 else shader.ending_as(p),

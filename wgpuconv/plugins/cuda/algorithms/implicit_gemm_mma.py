@@ -19,7 +19,6 @@ from ....errors import AlgorithmRefusedError
 from ....facts import Facts
 from ....plan import Config, Pass, Plan, Region, Shader, Tables, align, ceil_div, grid_1d
 from ....problem import ConvProblem
-from ..facts import AMPERE, cuda_facts
 from .base import CudaAlgorithm, output_bindings
 from .gather import gather_params, output_params
 from .mma import (
@@ -29,6 +28,7 @@ from .mma import (
     out_vector,
     pack_pass,
     packed_bytes,
+    refuse_turing,
     source,
     tap_copies,
     tile_config,
@@ -64,19 +64,19 @@ LEAST_STEPS = 4
 
 class ImplicitGemmMma(CudaAlgorithm):
     name = "implicit_gemm_mma"
-    summary = "tensor-core GEMM that gathers its columns by asynchronous copies; f16, TF32"
+    summary = "tensor-core GEMM that gathers its columns by asynchronous copies; f16, bf16, TF32"
     ops = ("conv2d", "conv_transpose2d")
     shaders = ("implicit_gemm_mma", "pack_filters", "to_channels_last", "reduce_splits")
 
     def refuse(self, problem: ConvProblem, facts: Facts) -> str | None:
-        if problem.dtype != "f16" and problem.precision != "tf32":
+        if problem.arithmetic == "f32":
             return (
-                "multiplies f16 on tensor cores, and f32 where the precision 'tf32' is allowed, "
-                f"got {problem.dtype}"
+                "multiplies f16 and bf16 on tensor cores, and f32 where the precision 'tf32' is "
+                "allowed, got f32"
             )
-        major, minor = cuda_facts(facts).capability
-        if problem.dtype != "f16" and (major, minor) < AMPERE:
-            return f"multiplies TF32 from compute capability 8.0 on, got {major}.{minor}"
+        turing = refuse_turing(problem, facts)
+        if turing is not None:
+            return turing
         count = count_phases(problem)
         if count > MOST_PHASES:
             return (
@@ -256,7 +256,7 @@ class ImplicitGemmMma(CudaAlgorithm):
 
 
 def tiles(p: ConvProblem) -> tuple[Tile, ...]:
-    return TILES if p.dtype == "f16" else tuple(t._replace(k=t.k // 2) for t in TILES)
+    return TILES if p.itemsize == 2 else tuple(t._replace(k=t.k // 2) for t in TILES)
 
 
 def _most_steps(p: ConvProblem, tile: Tile) -> int:

@@ -12,7 +12,7 @@ from ....algorithms.phases import NEVER, Phase
 from ....facts import Facts, Limits
 from ....plan import Config, Pass, Region, Shader, align, ceil_div, grid_1d
 from ....problem import ConvProblem
-from ..facts import cuda_facts
+from ..facts import AMPERE, cuda_facts
 
 SHARED_OF_CORE = 1024
 """Bytes of shared memory that the driver keeps of each block."""
@@ -103,6 +103,14 @@ class Source:
     @property
     def x_g(self) -> int:
         return self.channels
+
+
+def refuse_turing(problem: ConvProblem, facts: Facts) -> str | None:
+    """Why the tensor cores lack the problem's arithmetic: Turing's multiply f16 alone."""
+    major, minor = cuda_facts(facts).capability
+    if problem.arithmetic == "f16" or (major, minor) >= AMPERE:
+        return None
+    return f"multiplies {problem.arithmetic} from compute capability 8.0 on, got {major}.{minor}"
 
 
 def vector_of(problem: ConvProblem) -> int:

@@ -7,12 +7,21 @@ struct Half {
   unsigned short bits;
 };
 
+// The upper half of a float's bits.
+struct Bfloat {
+  unsigned short bits;
+};
+
 __device__ inline float to_float(float v) { return v; }
 
 __device__ inline float to_float(Half v) {
   float f;
   asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(v.bits));
   return f;
+}
+
+__device__ inline float to_float(Bfloat v) {
+  return __uint_as_float(static_cast<unsigned>(v.bits) << 16);
 }
 
 template <typename T>
@@ -30,6 +39,20 @@ __device__ inline Half from_float<Half>(float v) {
   return h;
 }
 
+// To nearest, ties to even.
+template <>
+__device__ inline Bfloat from_float<Bfloat>(float v) {
+  Bfloat b;
+#if __CUDA_ARCH__ >= 800
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(b.bits) : "f"(v));
+#else
+  const unsigned bits = __float_as_uint(v);
+  const unsigned nearest = bits + 0x7fff + (bits >> 16 & 1);
+  b.bits = (v == v ? nearest : bits | 0x400000) >> 16;  // a NaN stays one
+#endif
+  return b;
+}
+
 // Stores two neighbouring elements, which are aligned to both.
 __device__ inline void store_pair(float* to, float first, float second) {
   *reinterpret_cast<float2*>(to) = make_float2(first, second);
@@ -41,6 +64,16 @@ __device__ inline void store_pair(Half* to, float first, float second) {
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(second), "f"(first));
 #else
   const unsigned packed = from_float<Half>(first).bits | from_float<Half>(second).bits << 16;
+#endif
+  *reinterpret_cast<unsigned*>(to) = packed;
+}
+
+__device__ inline void store_pair(Bfloat* to, float first, float second) {
+#if __CUDA_ARCH__ >= 800
+  unsigned packed;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(second), "f"(first));
+#else
+  const unsigned packed = from_float<Bfloat>(first).bits | from_float<Bfloat>(second).bits << 16;
 #endif
   *reinterpret_cast<unsigned*>(to) = packed;
 }
@@ -103,9 +136,10 @@ __device__ inline void wait_copies() {
 
 // ---- tensor cores ----
 
-// What tensor cores multiply: halves as they are, floats rounded to TF32, to nearest. (They would
+// What tensor cores multiply: halves and bfloats as they are, floats rounded to TF32, to nearest. (They would
 // cut off what TF32 does not hold, which errs twice as much.)
 __device__ inline Half as_operand(Half v) { return v; }
+__device__ inline Bfloat as_operand(Bfloat v) { return v; }
 
 __device__ inline float as_operand(float v) {
 #if __CUDA_ARCH__ >= 800
@@ -155,6 +189,16 @@ __device__ inline void multiply_add<Half>(float (&acc)[4], const unsigned (&a)[4
 }
 
 #if __CUDA_ARCH__ >= 800
+template <>
+__device__ inline void multiply_add<Bfloat>(float (&acc)[4], const unsigned (&a)[4], unsigned b0,
+                                            unsigned b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(acc[0]), "+f"(acc[1]), "+f"(acc[2]), "+f"(acc[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
 // The floats of b have been rounded when they were packed.
 template <>
 __device__ inline void multiply_add<float>(float (&acc)[4], const unsigned (&a)[4], unsigned b0,
