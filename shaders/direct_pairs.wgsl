@@ -152,7 +152,8 @@ fn main(
     }
   }
 
-  // Loaded at once: one after the other, each in its branch, would take longer than to store.
+  // Loaded at once, as a residual is below: one after the other, each in its branch, would take
+  // longer than to store.
   var bias_k: array<f32, FILTERS>;
   for (var f = 0u; f < FILTERS; f++) { // @unroll
     bias_k[f] = f32(bias[group * params.k_group + min(k0 + f, params.k_group - 1u)]);
@@ -161,13 +162,17 @@ fn main(
     let y_column = image * params.y_n + oh * params.y_h + out_pair;
     for (var h = 0u; h < ROWS; h++) { // @unroll
       if (oh + h < params.out_h) {
+        let y_row = y_column + h * params.y_h + group * params.k_group * params.y_k;
+        var two: array<vec2<f32>, FILTERS>;
+        for (var f = 0u; f < FILTERS; f++) { // @unroll
+          let k = min(k0 + f, params.k_group - 1u);
+          two[f] = vec2<f32>(acc[h * 2u * FILTERS + f], acc[(h * 2u + 1u) * FILTERS + f]);
+          two[f] = add_residual(two[f] + bias_k[f], y_row + k * params.y_k);
+        }
         for (var f = 0u; f < FILTERS; f++) { // @unroll
           if (k0 + f < params.k_group) {
-            let k = group * params.k_group + k0 + f;
-            let y_at = y_column + h * params.y_h + k * params.y_k;
-            let sums = vec2<f32>(acc[h * 2u * FILTERS + f], acc[(h * 2u + 1u) * FILTERS + f]);
-            let two = add_residual(sums + bias_k[f], y_at);
-            y[y_at] = vec2<Scalar>(vec2<f32>(activate(two.x), activate(two.y)));
+            let v = vec2<f32>(activate(two[f].x), activate(two[f].y));
+            y[y_row + (k0 + f) * params.y_k] = vec2<Scalar>(v);
           }
         }
       }

@@ -166,7 +166,8 @@ fn main(
     }
   }
 
-  // Loaded at once: one after the other, each in its branch, would take longer than to store.
+  // Loaded at once, as a residual is below: one after the other, each in its branch, would take
+  // longer than to store.
   var bias_k: array<f32, FILTERS>;
   for (var f = 0u; f < FILTERS; f++) { // @unroll
     bias_k[f] = f32(bias[group * params.k_group + min(k0 + f, params.k_group - 1u)]);
@@ -179,12 +180,16 @@ fn main(
       + within % params.out_w * params.y_w;
     for (var h = 0u; h < ROWS; h++) { // @unroll
       if (column < params.columns && oh + h < params.out_h) {
+        let y_pixel = y_column + h * params.y_h + group * params.k_group * params.y_k;
+        var v: array<f32, FILTERS>;
+        for (var f = 0u; f < FILTERS; f++) { // @unroll
+          let k = min(k0 + f, params.k_group - 1u);
+          let sum = acc[(p * ROWS + h) * FILTERS + f] + bias_k[f];
+          v[f] = add_residual(sum, y_pixel + k * params.y_k);
+        }
         for (var f = 0u; f < FILTERS; f++) { // @unroll
           if (k0 + f < params.k_group) {
-            let k = group * params.k_group + k0 + f;
-            let y_at = y_column + h * params.y_h + k * params.y_k;
-            let sum = acc[(p * ROWS + h) * FILTERS + f] + bias_k[f];
-            y[y_at] = Scalar(activate(add_residual(sum, y_at)));
+            y[y_pixel + (k0 + f) * params.y_k] = Scalar(activate(v[f]));
           }
         }
       }

@@ -144,7 +144,8 @@ fn main(
     }
   }
 
-  // Loaded at once: one after the other, each in its branch, would take longer than to store.
+  // Loaded at once, as a residual is below: one after the other, each in its branch, would take
+  // longer than to store.
   var bias_m: array<f32, THREAD_M>;
   for (var i = 0u; i < THREAD_M; i++) { // @unroll
     let m = m_tile * TILE_M + (i / 4u) * LANES_M * 4u + lane_m * 4u + i % 4u;
@@ -156,18 +157,24 @@ fn main(
       let y_quad = params.y_base + group * params.y_g + quad / params.image_quads * params.y_n
         + quad % params.image_quads;
       for (var i = 0u; i < THREAD_M; i++) { // @unroll
+        let m = min(m_tile * TILE_M + (i / 4u) * LANES_M * 4u + lane_m * 4u + i % 4u, params.m - 1u);
+        var v: vec4<f32>;
+        for (var q = 0u; q < 4u; q++) { // @unroll
+          v[q] = acc[i * THREAD_P + j * 4u + q];
+        }
+        v = add_residual(v + bias_m[i], y_quad + m * params.y_m);
+        for (var q = 0u; q < 4u; q++) { // @unroll
+          acc[i * THREAD_P + j * 4u + q] = v[q];
+        }
+      }
+      for (var i = 0u; i < THREAD_M; i++) { // @unroll
         let m = m_tile * TILE_M + (i / 4u) * LANES_M * 4u + lane_m * 4u + i % 4u;
         if (m < params.m) {
-          let y_at = y_quad + m * params.y_m;
           var v: vec4<f32>;
           for (var q = 0u; q < 4u; q++) { // @unroll
-            v[q] = acc[i * THREAD_P + j * 4u + q];
+            v[q] = activate(acc[i * THREAD_P + j * 4u + q]);
           }
-          v = add_residual(v + bias_m[i], y_at);
-          for (var q = 0u; q < 4u; q++) { // @unroll
-            v[q] = activate(v[q]);
-          }
-          y[y_at] = vec4<Out>(v);
+          y[y_quad + m * params.y_m] = vec4<Out>(v);
         }
       }
     }

@@ -235,7 +235,8 @@ fn main(
     return;
   }
 
-  // Loaded at once: one after the other, each in its branch, would take longer than to store.
+  // Loaded at once, as a residual is below: one after the other, each in its branch, would take
+  // longer than to store.
   var bias_m: array<f32, THREAD_M>;
   for (var i = 0u; i < THREAD_M; i++) { // @unroll
     let m = m_tile * TILE_M + (i / 4u) * LANES_M * 4u + lane_m * 4u + i % 4u;
@@ -248,11 +249,14 @@ fn main(
       let y_pixel = group * params.y_g + p / params.q_hw * params.y_n
         + q / params.q_w * params.y_h + q % params.q_w * params.y_w;
       for (var i = 0u; i < THREAD_M; i++) { // @unroll
+        let m = min(m_tile * TILE_M + (i / 4u) * LANES_M * 4u + lane_m * 4u + i % 4u, params.m - 1u);
+        let sum = acc[i * THREAD_P + j] + bias_m[i];
+        acc[i * THREAD_P + j] = add_residual(sum, y_pixel + m * params.y_m);
+      }
+      for (var i = 0u; i < THREAD_M; i++) { // @unroll
         let m = m_tile * TILE_M + (i / 4u) * LANES_M * 4u + lane_m * 4u + i % 4u;
         if (m < params.m) {
-          let y_at = y_pixel + m * params.y_m;
-          let sum = acc[i * THREAD_P + j] + bias_m[i];
-          y[y_at] = Scalar(activate(add_residual(sum, y_at)));
+          y[y_pixel + m * params.y_m] = Scalar(activate(acc[i * THREAD_P + j]));
         }
       }
     }
