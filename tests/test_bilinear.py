@@ -217,6 +217,11 @@ def test_it_computes_in_parts_where_memory_is_short(device: Device) -> None:
             "needs sums of at least 288 terms, got 279 (31 channels of 3 x 3)",
         ),
         (
+            "conv2d c12 h19 w19 k4 r5 s5 stride2",  # of 300 terms: 300 * 25 / 36
+            "needs sums of at least 288 terms, got 208 (12 channels of 5 x 5, less for the zeros "
+            "in the phases of the stride)",
+        ),
+        (
             "conv2d c2048 h9 w9 k2048 r3 s3",
             "needs the transformed weight within one binding of 134217728 bytes, got 2048 x 2048 "
             "filters of 3 x 3",

@@ -64,10 +64,10 @@ class Winograd(Algorithm):
             )
         least = min(LEAST_TERMS.values())
         if _terms(p) < least:
-            zeros = " with zeros in the phases of the stride" if p.stride != (1, 1) else ""
+            less = ", less for the zeros in the phases of the stride" if p.stride != (1, 1) else ""
             return (
-                f"needs sums of at least {least} terms, got {p.reduction} ({p.c_group} channels "
-                f"of {p.r} x {p.s}{zeros})"
+                f"needs sums of at least {least} terms, got {int(_terms(p))} ({p.c_group} channels "
+                f"of {p.r} x {p.s}{less})"
             )
         if not self.configs(p, facts):
             return (
