@@ -61,7 +61,7 @@ class _Module:
             channels = shape[1] * int(groups) if per_group else shape[0]
         last = layout == "NHWC"
         image = (LARGE, LARGE, max(channels, 1)) if last else (max(channels, 1), LARGE, LARGE)
-        self._problem((1, *image), layout)
+        self._problem((0, *image), layout)  # an empty batch has room for any channels
 
     def _problem(
         self,
