@@ -522,7 +522,18 @@ def test_without_cupy(plugin_found: None, monkeypatch: pytest.MonkeyPatch) -> No
         Device("cuda")
     (found,) = [d for d in devices() if d.backend == "cuda"]
     assert "pip install 'wgpuconv[cuda]'" in str(found.problem)
-    assert "cupy-cuda12x" in str(found.problem)
+    assert "pip install 'cupy-cuda12x>=14' 'ml_dtypes>=0.5'" in str(found.problem)
+
+
+@pytest.mark.parametrize(("version", "fits"), [("13.6.0", False), ("14.0.0rc1", True)])
+def test_the_version_of_cupy(version: str, fits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = SimpleNamespace(__version__=version)
+    monkeypatch.setitem(sys.modules, "cupy", installed)
+    if fits:
+        assert entry.cupy() is installed
+        return
+    with pytest.raises(MissingExtraError, match=r"needs cupy 14 or newer, but .* is 13\.6\.0; "):
+        entry.cupy()
 
 
 class FakeRuntimeError(RuntimeError):

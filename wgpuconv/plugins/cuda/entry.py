@@ -12,20 +12,29 @@ if TYPE_CHECKING:
     from .backend import CudaBackend
 
 LEAST_CAPABILITY = (7, 5)
+LEAST_CUPY = 14
+"""The first major version whose streams take another library's (``Stream.from_external``)."""
 
 
 def cupy() -> Any:
-    """The module cupy. Raises MissingExtraError with the pip command where it is absent."""
+    """The module cupy. Raises MissingExtraError with the pip command where it is absent or old."""
     try:
-        return importlib.import_module("cupy")
+        found = importlib.import_module("cupy")
     except ImportError as error:
         missing = isinstance(error, ModuleNotFoundError) and error.name == "cupy"
-        why = "cupy is not installed" if missing else f"cupy cannot be imported ({error})"
-        raise MissingExtraError(
-            f"the device 'cuda' needs cupy, but {why}; for a CUDA 13 driver (580 and newer) "
-            "install it with: pip install 'wgpuconv[cuda]', for a CUDA 12 driver with: "
-            "pip install cupy-cuda12x"
-        ) from error
+        why = "it is not installed" if missing else f"it cannot be imported ({error})"
+        raise _no_cupy(why) from error
+    if int(found.__version__.partition(".")[0]) < LEAST_CUPY:
+        raise _no_cupy(f"the one installed is {found.__version__}")
+    return found
+
+
+def _no_cupy(why: str) -> MissingExtraError:
+    return MissingExtraError(
+        f"the device 'cuda' needs cupy {LEAST_CUPY} or newer, but {why}; for a CUDA 13 driver (580 "
+        "and newer) install it with: pip install 'wgpuconv[cuda]', for a CUDA 12 driver with: "
+        f"pip install 'cupy-cuda12x>={LEAST_CUPY}' 'ml_dtypes>=0.5'"
+    )
 
 
 def count(api: Any) -> int:
