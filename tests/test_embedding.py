@@ -283,6 +283,7 @@ def test_planning_bad_input(device: Device) -> None:
         ({"algorithm": "depthwise"}, AlgorithmRefusedError, "does not apply"),
         ({"workspace_limit": -5}, ProblemError, "zero or more bytes"),
         ({"device": 7}, DtypeError, "device must be a Device"),
+        ({"residual": np.ones(4)}, DtypeError, r"residual says whether .*, got a numpy\.ndarray"),
     ):
         for bias in (False, True):
             with pytest.raises(kind, match=says):
@@ -295,6 +296,13 @@ def test_planning_bad_input(device: Device) -> None:
                 plan_conv2d(FIRST.input_shape, shape, bias=bias, device=device)
             with pytest.raises(ProblemError, match="weight"):
                 plan_conv_transpose2d(FIRST.input_shape, shape, bias=bias, device=device)
+
+
+def test_whether_there_is_a_bias(device: Device) -> None:
+    shapes = FIRST.input_shape, FIRST.weight_shape
+    for bias in (np.ones(4, np.float32), [1.0], None, 1):
+        with pytest.raises(DtypeError, match=r"bias says whether .* the array goes to encode"):
+            plan_conv2d(*shapes, bias=bias, device=device)
 
 
 def test_empty_batch(app: Application, quiet: list[str]) -> None:

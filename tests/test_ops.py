@@ -528,6 +528,13 @@ def test_module_forgets_old_shapes(device: Device) -> None:
     assert len(module._ready) == PREPARED
 
 
+def test_modules_of_many_channels(device: Device) -> None:
+    for shape in ((8, 4096, 1, 1), (1 << 16, 8, 1, 1), (8, 1 << 16, 3, 3)):
+        weight = tensor(np.zeros(shape, np.float32), device)
+        assert Conv2d(weight).weight is weight
+        assert ConvTranspose2d(weight).weight is weight
+
+
 def test_module_bad_input(device: Device) -> None:
     w = np.ones((2, 3, 3, 3), np.float32)
     with pytest.raises(DtypeError, match=r"must have dtype float32, .* or bfloat16, got float64"):
@@ -556,6 +563,29 @@ def test_module_bad_input(device: Device) -> None:
     with pytest.raises(DtypeError, match="input must have the weight's dtype float32"):
         module(np.ones((1, 3, 5, 5), np.float16))
     assert module(np.ones((1, 3, 5, 5), np.float32)).shape == (1, 2, 3, 3)
+
+
+def test_bfloat16_by_name() -> None:
+    """numpy has the name only once ml_dtypes was imported: so in a process of its own."""
+    code = """
+import sys
+from wgpuconv.dtypes import dtype_name
+from wgpuconv.embed import _dtype_name
+from wgpuconv.tensor import checked_dtype
+assert "ml_dtypes" not in sys.modules
+assert dtype_name(checked_dtype("bfloat16")) == "bf16" == _dtype_name("bfloat16")
+assert [checked_dtype(n).itemsize for n in ("f32", "f16", "float16")] == [4, 2, 2]
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_how_to_convert_is_said_as_it_is_written() -> None:
+    import ml_dtypes
+
+    x = np.ones((1, 1, 1, 1), np.float32)
+    for dtype, name in ((np.float16, "numpy.float16"), (ml_dtypes.bfloat16, "ml_dtypes.bfloat16")):
+        with pytest.raises(DtypeError, match=rf"\.astype\({name}\)"):
+            wgpuconv.conv2d(x.astype(dtype), x)
 
 
 def test_numpy_reads_a_tensor(device: Device) -> None:

@@ -16,6 +16,16 @@ from .errors import MissingExtraError
 
 ALLOWED = "float32, float16 or bfloat16"
 """For messages."""
+_NAMES = {"f32": "f32", "f16": "f16", "bf16": "bf16", "bfloat16": "bf16"}
+
+
+def as_dtype(dtype: Any) -> np.dtype[Any]:
+    """``np.dtype(dtype)``, with the names that problems have, and 'bfloat16', which numpy knows
+    only once somebody has imported ml_dtypes. Raises TypeError as numpy does."""
+    if isinstance(dtype, str) and dtype in _NAMES:
+        return numpy_dtype(_NAMES[dtype])
+    found: np.dtype[Any] = np.dtype(dtype)
+    return found
 
 
 @cache
@@ -41,3 +51,8 @@ def dtype_name(dtype: np.dtype[Any]) -> str:
             return name
     # Whoever has such a dtype has ml_dtypes.
     return "bf16" if dtype.name == "bfloat16" and dtype == numpy_dtype("bf16") else ""
+
+
+def numpy_name(dtype: np.dtype[Any]) -> str:
+    """As a caller writes it: ``numpy.float32``, ``ml_dtypes.bfloat16``."""
+    return f"{dtype.type.__module__}.{dtype.name}"

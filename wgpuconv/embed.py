@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from .device import Device, default_device
-from .dtypes import ALLOWED, dtype_name
-from .errors import DtypeError, MixedDevicesError, ProblemError
+from .dtypes import ALLOWED, as_dtype, dtype_name
+from .errors import DtypeError, MixedDevicesError, ProblemError, kind_of
 from .ops import problem_of, refuse_overlap
 from .plan import Plan
 from .problem import DTYPES, ConvProblem, Op
@@ -124,7 +122,7 @@ def plan_conv2d(
         input_shape,
         weight_shape,
         parameters,
-        (bias, residual),
+        {"bias": bias, "residual": residual},
         dtype,
         algorithm,
         device,
@@ -158,7 +156,7 @@ def plan_conv_transpose2d(
         input_shape,
         weight_shape,
         parameters,
-        (bias, residual),
+        {"bias": bias, "residual": residual},
         dtype,
         algorithm,
         device,
@@ -171,7 +169,7 @@ def _plan(
     input_shape: Sequence[int],
     weight_shape: Sequence[int],
     parameters: tuple[Any, ...],
-    added: tuple[bool, bool],
+    added: dict[str, bool],
     dtype: Any,
     algorithm: str,
     device: Device | str | None,
@@ -180,9 +178,14 @@ def _plan(
     for name, shape in (("input_shape", input_shape), ("weight_shape", weight_shape)):
         if hasattr(shape, "dtype"):
             raise DtypeError(f"{name} must be a shape, got an array; pass its .shape")
+    for name, there in added.items():
+        if not isinstance(there, bool):
+            raise DtypeError(
+                f"{name} says whether there is one, True or False, got a {kind_of(there)}; the "
+                "array goes to encode"
+            )
     problem = problem_of(op, input_shape, weight_shape, None, _dtype_name(dtype), parameters)
-    bias, residual = (bool(each) for each in added)
-    problem = problem.with_(bias=bias, residual=residual)
+    problem = problem.with_(**added)
     on = as_device(device) or default_device()
     compiled = on.compiled(problem, algorithm=algorithm, workspace_limit=workspace_limit)
     return EncodablePlan(on, compiled)
@@ -190,10 +193,8 @@ def _plan(
 
 def _dtype_name(dtype: Any) -> str:
     """A dtype's name in problems, which numpy's dtypes and their names stand for as well."""
-    if isinstance(dtype, str) and dtype in DTYPES:
-        return dtype
     try:
-        name = dtype_name(np.dtype(dtype))
+        name = dtype_name(as_dtype(dtype))
     except TypeError:
         name = ""
     if not name:

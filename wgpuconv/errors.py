@@ -28,6 +28,8 @@ What is worth knowing but stops nothing is a warning (UserWarning): :class:`Tuni
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class WgpuConvError(Exception):
     """Base of all errors raised by wgpuconv."""
@@ -107,3 +109,10 @@ class TuningWarning(UserWarning):
 
 class ModelWarning(UserWarning):
     """A part of a model is left out."""
+
+
+def kind_of(value: Any) -> str:
+    """A value's type for a message: ``torch.Tensor``."""
+    kind = type(value)
+    package = kind.__module__.partition(".")[0]
+    return kind.__qualname__ if package == "builtins" else f"{package}.{kind.__qualname__}"

@@ -52,8 +52,6 @@ class Facts:
     """Bytes a second that a copy kernel reads plus writes (a guess unless measured)."""
     flops: float = 10e12
     """f32 operations a second, a multiply-add counting as two (a guess unless measured)."""
-    matrix_flops: float = 0.0
-    """f16 operations a second that matrix units do with f32 sums; 0 where kernels reach none."""
     launch: float = 3e-6
     """Seconds that one more dispatch costs."""
     cores: int = 32

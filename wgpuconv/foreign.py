@@ -15,12 +15,11 @@ import numpy as np
 from .backends.base import Guest, Guests
 from .device import Device, default_device
 from .dtypes import dtype_name, numpy_dtype
-from .errors import DtypeError, MixedDevicesError, ProblemError
+from .errors import DtypeError, MixedDevicesError, ProblemError, kind_of
+from .plan import READ
 from .tensor import Tensor, common_device
 
 _OURS = (np.ndarray, Tensor, type(None))
-
-_READ = ("input", "weight", "bias", "residual")
 
 Planner = Callable[[dict[str, tuple[int, ...]], str, str], tuple[Any, Any]]
 """From shapes by role, a dtype and a layout: a compiled plan, and where its weights are prepared
@@ -49,8 +48,8 @@ def host_of(device: Device | None, arrays: dict[str, Any]) -> Device | None:
     for name, value in arrays.items():
         if name not in taken and value is not None and not isinstance(value, Tensor):
             raise MixedDevicesError(
-                f"the {name} ({_kind(value)}) is not in the memory of {on.name}, where the "
-                f"{taken[0]} ({_kind(arrays[taken[0]])}) is; move one of them to the other's side"
+                f"the {name} ({kind_of(value)}) is not in the memory of {on.name}, where the "
+                f"{taken[0]} ({kind_of(arrays[taken[0]])}) is; move one of them to the other's side"
             )
     return on
 
@@ -64,13 +63,13 @@ def convolve(on: Device, arrays: dict[str, Any], layout: str, plan: Planner) -> 
     guests: Guests = on.backend.guests
     x, residual, out = (arrays[role] for role in ("input", "residual", "out"))
     if out is not None and isinstance(x, Tensor) != isinstance(out, Tensor):
-        raise DtypeError(f"out must be a {_kind(x)} as the input is, got a {_kind(out)}")
+        raise DtypeError(f"out must be a {kind_of(x)} as the input is, got a {kind_of(out)}")
     either = None if layout == "NCHW" else False
     order = False if isinstance(residual, Tensor) else either
     first = _guest(on, "input", x, channels_last=order)
     last = first.channels_last
     lent = {"input": first}
-    for role in _READ[1:]:
+    for role in READ[1:]:
         if arrays[role] is not None or role == "weight":
             like_input = last and role == "residual"
             lent[role] = _guest(on, role, arrays[role], channels_last=like_input)
@@ -139,7 +138,3 @@ def copied(on: Device, name: str, value: Any) -> Tensor:
     guests: Guests = on.backend.guests
     guest = guests.copy(name, value)
     return Tensor(on, guest.buffer, guest.shape, numpy_dtype(guest.dtype))
-
-
-def _kind(value: Any) -> str:
-    return f"{type(value).__module__.partition('.')[0]}.{type(value).__qualname__}"

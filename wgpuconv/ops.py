@@ -9,7 +9,7 @@ import numpy as np
 
 from . import foreign
 from .device import Device, plugins
-from .dtypes import dtype_name, numpy_dtype
+from .dtypes import dtype_name, numpy_dtype, numpy_name
 from .errors import DtypeError, ProblemError
 from .problem import ConvProblem, Op
 from .tensor import Tensor, as_device, checked_dtype, common_device, tensor
@@ -295,6 +295,6 @@ def common_dtype(**arrays: Any) -> Any:
         elif value.dtype != dtype:
             raise DtypeError(
                 f"{name} must have the {first}'s dtype {dtype}, got {value.dtype}; "
-                f"convert one with .astype(numpy.{dtype})"
+                f"convert one with .astype({numpy_name(dtype)})"
             )
     return dtype

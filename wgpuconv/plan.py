@@ -40,6 +40,8 @@ Role = Literal[
 """Which buffer a region lies in: an argument of the call, scratch memory (two of them), weights
 transformed once, tables that the plan itself brings along, or parts of a tensor that is too
 large for one binding. (Buffers apart, since one dispatch may not both read and write one.)"""
+READ = ("input", "weight", "bias", "residual")
+"""The roles of a call's arguments that a plan only reads."""
 
 
 @dataclass(frozen=True)

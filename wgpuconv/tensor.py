@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from .device import Device, default_device, shared_device
-from .dtypes import ALLOWED, dtype_name
+from .dtypes import ALLOWED, as_dtype, dtype_name
 from .errors import DtypeError, MixedDevicesError, ProblemError
 from .plan import align
 
@@ -138,7 +138,7 @@ def _checked_shape(shape: Sequence[int]) -> tuple[int, ...]:
 
 def checked_dtype(dtype: Any, name: str = "the array") -> np.dtype[Any]:
     try:
-        found: np.dtype[Any] = np.dtype(dtype)
+        found = as_dtype(dtype)
     except TypeError:
         raise DtypeError(f"{name} must have dtype {ALLOWED}, got {dtype!r}") from None
     if not dtype_name(found):

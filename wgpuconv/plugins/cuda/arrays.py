@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ...backends.base import Buffers, Guest
 from ...dtypes import ALLOWED, dtype_name, numpy_dtype
-from ...errors import DtypeError, MixedDevicesError
+from ...errors import DtypeError, MixedDevicesError, kind_of
 from ...problem import DTYPES
 from .buffer import ALIGNMENT, CudaBuffer
 
@@ -212,7 +212,9 @@ class CudaGuests:
                 array = self._as_cupy(value) if library is self._cupy else value
                 view = library.view(array)
             except _UNREADABLE as error:
-                raise DtypeError(f"the {name} ({_kind(value)}) cannot be read: {error}") from error
+                raise DtypeError(
+                    f"the {name} ({kind_of(value)}) cannot be read: {error}"
+                ) from error
         *_, found, ordinal = view
         self._check_device(name, value, ordinal)
         dtype = library.name(found)
@@ -235,7 +237,7 @@ class CudaGuests:
     def _check_device(self, name: str, value: Any, ordinal: int) -> None:
         if ordinal != self._backend.ordinal:
             raise MixedDevicesError(
-                f"the {name} ({_kind(value)}) lives on GPU {ordinal}, but the call runs on "
+                f"the {name} ({kind_of(value)}) lives on GPU {ordinal}, but the call runs on "
                 f"'cuda:{self._backend.ordinal}'; copy it there, or pass device='cuda:{ordinal}'"
             )
 
@@ -305,7 +307,3 @@ def _axes(ndim: int, *, last: bool) -> tuple[int, ...]:
 
 def _package(value: Any) -> str:
     return type(value).__module__.partition(".")[0]
-
-
-def _kind(value: Any) -> str:
-    return f"{_package(value)}.{type(value).__qualname__}"

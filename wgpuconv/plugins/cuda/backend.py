@@ -30,9 +30,10 @@ from ...errors import (
     ShaderError,
     UnsupportedFeatureError,
     WgpuConvError,
+    kind_of,
 )
 from ...facts import Limits
-from ...plan import Pass, Plan, Region, Role, Shader, align
+from ...plan import READ, Pass, Plan, Region, Role, Shader, align
 from . import entry
 from .algorithms import ALGORITHMS
 from .arrays import CudaGuests, Stream
@@ -203,8 +204,7 @@ class CudaBackend:
     def check_usable(self, buffer: Any) -> None:
         if not isinstance(buffer, CudaBuffer):
             raise DtypeError(
-                f"on a CUDA device a tensor's buffer is a CudaBuffer, got "
-                f"{type(buffer).__module__}.{type(buffer).__qualname__}"
+                f"on a CUDA device a tensor's buffer is a CudaBuffer, got {kind_of(buffer)}"
             )
         if buffer.pointer % ALIGNMENT:
             raise ProblemError(
@@ -347,7 +347,7 @@ class CudaBackend:
                 raise ProblemError(
                     f"the buffer for {role!r} has {buffer.size} bytes, the plan needs {needs[role]}"
                 )
-            if out is not None and role in _READ and out.overlaps(buffer):
+            if out is not None and role in READ and out.overlaps(buffer):
                 # Views of a caller's array may share memory without being one object.
                 raise ProblemError(f"out must not share memory with the {role}; give another array")
             found[role] = buffer.pointer
@@ -479,10 +479,6 @@ class _Guard:
             self._backend.leave()
         if ours is not None:
             raise ours from error
-
-
-_READ = ("input", "weight", "bias", "residual")
-"""Roles that a plan reads alone."""
 
 
 def _steps(compiled: CompiledPlan, buffers: Buffers) -> list[Step]:
