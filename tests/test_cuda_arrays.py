@@ -6,6 +6,7 @@ The stand-ins keep their arrays in the host's memory, where the emulator runs th
 from __future__ import annotations
 
 import ctypes
+import importlib.metadata
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -19,6 +20,8 @@ from cuda_emulator import Emulator, compiler, filled
 
 import wgpuconv
 from wgpuconv import Device
+from wgpuconv import device as device_module
+from wgpuconv.backends.provider import Provider
 from wgpuconv.dtypes import numpy_dtype
 from wgpuconv.errors import (
     DtypeError,
@@ -93,9 +96,20 @@ FakeExchange.__module__ = "exchange"
 class FakeTensor(FakeExchange):
     """What a torch.Tensor on a GPU has."""
 
-    def __init__(self, array: np.ndarray, gpu: int = 0, requires_grad: bool = False) -> None:
+    def __init__(
+        self,
+        array: np.ndarray,
+        gpu: int = 0,
+        requires_grad: bool = False,
+        negative: bool = False,
+    ) -> None:
         super().__init__(array, gpu)
         self.requires_grad = requires_grad
+        self.sign = -1 if negative else 1
+        """By which the values in memory are multiplied."""
+
+    def is_neg(self) -> bool:
+        return self.sign < 0
 
     is_cuda = True
     dtype = property(lambda self: f"torch.{self.array.dtype}")
@@ -108,14 +122,14 @@ class FakeTensor(FakeExchange):
         return self.array.ctypes.data
 
     def permute(self, axes: tuple[int, ...]) -> FakeTensor:
-        return FakeTensor(self.array.transpose(axes), self.gpu)
+        return FakeTensor(self.array.transpose(axes), self.gpu, negative=self.is_neg())
 
     def clone(self, *, memory_format: str) -> FakeTensor:
         assert memory_format == "C"
-        return FakeTensor(aligned(self.array), self.gpu)
+        return FakeTensor(aligned(self.sign * self.array), self.gpu)
 
     def copy_(self, other: FakeTensor) -> None:
-        self.array[...] = other.array
+        self.array[...] = self.sign * other.array
 
 
 FakeTensor.__module__ = "torch"
@@ -149,9 +163,16 @@ class FakeCuda:
 
     def __init__(self) -> None:
         self.ndarray = FakeArray
+        self.order: list[Any] = []
+        """Runs, and waits of one stream (first) for another."""
         self.cuda = SimpleNamespace(
             get_current_stream=lambda ordinal: SimpleNamespace(ptr=self.current),
-            runtime=SimpleNamespace(streamSynchronize=lambda stream: None),
+            runtime=SimpleNamespace(
+                streamSynchronize=lambda stream: self.order.append(("settled", stream)),
+                eventRecord=lambda event, stream: event.append(stream),
+                streamWaitEvent=lambda stream, event: self.order.append((stream, *event)),
+            ),
+            Event=lambda disable_timing: SimpleNamespace(ptr=[]),
         )
 
     def from_dlpack(self, tensor: Any) -> FakeArray:
@@ -202,6 +223,7 @@ class EmulatedBackend(Emulator):
         stream: int | None = None,
     ) -> None:
         self.streams.append(stream)
+        self.api.order.append("run")
         self.inputs.append(buffers["input"].pointer)
         super().run(compiled, {role: raw(buffer) for role, buffer in buffers.items()}, into)
 
@@ -301,6 +323,53 @@ def test_tensors_beside_arrays(card: Device) -> None:
     assert np.array_equal(again.numpy(), got.array)
 
 
+@pytest.mark.usefixtures("torch")
+def test_streams_wait_for_each_other(card: Device) -> None:
+    """Around the kernel, where arrays are of libraries whose current streams differ."""
+    cupy, torch = FakeCuda.current, 77
+    x, w, b = X, W, B
+    tensors = [wgpuconv.tensor(a, card) for a in (x, w, b)]
+    order = card.backend.api.order
+
+    def ordered(*arrays: Any, **more: Any) -> list[Any]:
+        order.clear()
+        convolve(card, *arrays, **more)
+        return list(order)
+
+    theirs = [FakeTensor(a) for a in (x, w, b)]
+    for same in (of(x, w, b), theirs, tensors, [tensors[0], *of(w, b)]):
+        assert ordered(*same) == ["run"]
+    first = [(torch, cupy), "run", (cupy, torch)]  # on torch's stream, as the input is
+    assert ordered(theirs[0], *tensors[1:]) == first
+    assert ordered(theirs[0], theirs[1], *of(b)) == first
+    second = [(cupy, torch), "run", (torch, cupy)]
+    assert ordered(tensors[0], *theirs[1:]) == second
+    assert ordered(*of(x), theirs[1], tensors[2]) == second
+    assert ordered(*of(x, w, b), residual=FakeTensor(RESIDUAL)) == second
+    out = aligned(np.zeros(PROBLEM.out_shape, np.float32))
+    assert ordered(*of(x, w, b), out=FakeTensor(out)) == second
+    wide = np.zeros((*PROBLEM.out_shape[:3], 14), np.float32)[..., ::2]
+    assert ordered(*theirs, out=FakeTensor(wide)) == ["run"]
+    # The result is copied on cupy's stream.
+    assert ordered(*of(x, w, b), out=FakeTensor(wide)) == [*second, second[0], second[2]]
+    assert ordered(*theirs, out=FakeArray.of(wide)) == [*first, second[0], second[2]]
+
+
+@pytest.mark.usefixtures("torch")
+def test_a_module_waits_for_its_weights_once(card: Device) -> None:
+    w, b = (wgpuconv.tensor(a, card) for a in (W, B))
+    order = card.backend.api.order
+    order.clear()
+    module = wgpuconv.Conv2d(w, b, padding=1, algorithm="direct")
+    assert order == [("settled", FakeCuda.current)]
+    order.clear()
+    module(FakeTensor(X))
+    assert order == ["run"]
+    order.clear()
+    module(FakeTensor(X), residual=wgpuconv.tensor(RESIDUAL, card))
+    assert order == [(77, FakeCuda.current), "run", (FakeCuda.current, 77)]
+
+
 BF16 = PROBLEM.with_(dtype="bf16")
 
 
@@ -341,7 +410,8 @@ def test_strides_of_torch(card: Device) -> None:
         assert isinstance(got, FakeTensor)
         last = x is NHWC
         assert got.array.transpose(0, 2, 3, 1).flags.c_contiguous == last
-        assert (card.backend.inputs[-1] == x.ctypes.data) == x.flags.c_contiguous or last
+        uncopied = x.flags.c_contiguous or last
+        assert (card.backend.inputs[-1] == x.ctypes.data) == uncopied
         reference.check(PROBLEM, got.array, x, W, B)
         for target in (np.zeros(PROBLEM.out_shape, np.float32), np.zeros((2, 6, 7, 4), "f4")):
             out = FakeTensor(target if target.shape[1] == 4 else target.transpose(0, 3, 1, 2))
@@ -384,6 +454,20 @@ def test_strided_and_unaligned_are_copied(card: Device) -> None:
     got = convolve(card, FakeArray.of(shifted), *of(W, B))
     assert card.backend.inputs[-1] % 16 == 0
     reference.check(PROBLEM, got.array, X, W, B)
+
+
+@pytest.mark.usefixtures("torch")
+def test_the_negative_bit_of_torch(card: Device) -> None:
+    """A view such as z.conj().imag has the other sign than its memory."""
+    for x in (X, NHWC, X[:, :, ::-1]):
+        got = convolve(card, FakeTensor(-x, negative=True), *(FakeTensor(a) for a in (W, B)))
+        reference.check(PROBLEM, np.ascontiguousarray(got.array), x, W, B)
+    w, b = (FakeTensor(aligned(-a), negative=True) for a in (W, B))
+    module = wgpuconv.Conv2d(w, b, padding=1, algorithm="direct", device=card)
+    reference.check(PROBLEM, module(FakeTensor(X)).array, X, W, B)
+    out = FakeTensor(aligned(np.zeros(PROBLEM.out_shape, np.float32)), negative=True)
+    assert convolve(card, *(FakeTensor(a) for a in (X, W, B)), out=out) is out
+    reference.check(PROBLEM, -out.array, X, W, B)
 
 
 @pytest.mark.parametrize("order", ["C", "channels last", "strided"])
@@ -462,6 +546,11 @@ def test_refusals(card: Device) -> None:
         ((x, FakeTensor(W, gpu=1), b), MixedDevicesError, r"or pass device='cuda:1'"),
         ((x, W, b), MixedDevicesError, r"the weight \(numpy.ndarray\) is not in the memory of"),
         ((X, w, b), MixedDevicesError, r"where the weight \(\w+.FakeArray\) is; move one"),
+        (
+            (x, W.tolist(), b),
+            DtypeError,
+            r"weight must be an array, as .*FakeArray\) is, got a list",
+        ),
         ((x, w, FakeTensor(B, requires_grad=True)), DtypeError, r"the bias requires a gradient"),
         ((x, w, FakeExchange(B.astype(np.int8))), DtypeError, "cannot be read: a dtype that cupy"),
         ((x, w, FakeTensor(B.astype(np.int8))), DtypeError, "or bfloat16, got torch.int8"),
@@ -479,10 +568,18 @@ def test_refusals(card: Device) -> None:
         (RESIDUAL, MixedDevicesError, r"the residual \(numpy.ndarray\) is not in the memory of"),
         (FakeArray.of(X), ProblemError, r"the result's shape \(2, 4, 6, 7\), got \(2, 5, 6, 7\)"),
         (FakeArray.of(RESIDUAL.astype("f2")), DtypeError, "residual must have the input's dtype"),
+        (0.5, DtypeError, r"residual must be an array, as the input .* is, got a float"),
     ]
+    module = wgpuconv.Conv2d(w, b, padding=1, device=card)
     for residual, error, message in residuals:
-        with pytest.raises(error, match=message):
-            convolve(card, x, w, b, residual=residual)
+        for image in (x, FakeArray.of(NHWC)):  # shapes are the caller's, whatever the strides
+            with pytest.raises(error, match=message):
+                convolve(card, image, w, b, residual=residual)
+            with pytest.raises(error, match=message):
+                module(image, residual=residual)
+    few = FakeArray.of(NHWC[:, :0])
+    with pytest.raises(ProblemError, match=r"got an input of shape \(2, 0, 6, 7\)"):
+        convolve(card, few, w, b)
     outs: list[tuple[Any, Any, str]] = [
         (np.empty(PROBLEM.out_shape, np.float32), MixedDevicesError, "the out .* is not in the"),
         (wgpuconv.tensor(X, card), DtypeError, "out must be a .*FakeArray as the input is"),
@@ -511,6 +608,30 @@ def test_other_devices_take_no_arrays_of_a_gpu() -> None:
     x, w, _ = of(X, W, B)
     with pytest.raises(DtypeError, match=r"input must be a numpy array or a wgpuconv\.Tensor"):
         wgpuconv.conv2d(x, w)
+
+
+def test_no_default_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is no Vulkan, but another kind of device is installed."""
+    monkeypatch.setattr(device_module, "_shared", {})
+    monkeypatch.setattr(Provider, "adapters", lambda self: [])
+    monkeypatch.delenv("WGPUCONV_DEVICE", raising=False)
+    x, w = of(X, W)
+    named = [SimpleNamespace(name="cuda")]
+    for found, theirs, ours in (
+        (named, r"the input is a \w+\.FakeArray: name a device .* device='cuda', since", "'cuda'$"),
+        ([], r"^no Vulkan, .*Mesa 25 or newer\)$", r"Mesa 25 or newer\)$"),
+    ):
+        entry_points = importlib.metadata.entry_points
+        monkeypatch.setattr(
+            importlib.metadata,
+            "entry_points",
+            lambda *, group, name=None, found=found: found if name is None else [],
+        )
+        with pytest.raises(NoAdapterError, match=theirs):
+            wgpuconv.conv2d(x, w)
+        with pytest.raises(NoAdapterError, match=ours):
+            wgpuconv.conv2d(X, W)
+        monkeypatch.setattr(importlib.metadata, "entry_points", entry_points)
 
 
 def test_tf32_elsewhere() -> None:

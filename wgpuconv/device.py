@@ -90,7 +90,8 @@ class Device:
     """A GPU (or a software driver) opened for convolutions.
 
     ``spec`` is ``"wgpu"`` or ``"dawn"`` (the best adapter of that implementation),
-    ``"wgpu:1"`` (by number), or a part of an adapter's name. Without one, the environment
+    ``"wgpu:1"`` (by number), a part of an adapter's name, or a plugin's device (``"cuda"`` for the
+    first NVIDIA GPU, ``"cuda:1"``; with the extra ``cuda``). Without one, the environment
     variable WGPUCONV_DEVICE is used, then the best adapter there is: hardware before software,
     discrete before integrated. ``limits`` asks for less than the adapter offers (for tests);
     ``trusted=False`` keeps wgpu-native's own run-time checks in shaders.
@@ -435,7 +436,8 @@ def _open(spec: str | None, trusted: bool, limits: Limits | None) -> Any:
                 )
             adapters = matching
     if not adapters:
-        raise NoAdapterError(_nothing_found())
+        others = f"; or name another kind of device: {', '.join(plugins())}" if plugins() else ""
+        raise NoAdapterError(_nothing_found() + others)
     adapters.sort(key=lambda a: _rank(a.info["adapter_type"]))
     return _backend(source, adapters[0], trusted, limits)
 

@@ -8,7 +8,7 @@ from typing import Any
 from .device import Device, default_device
 from .dtypes import ALLOWED, as_dtype, dtype_name
 from .errors import DtypeError, MixedDevicesError, ProblemError, kind_of
-from .ops import problem_of, refuse_overlap
+from .ops import Parameters, problem_of, refuse_overlap
 from .plan import Plan
 from .problem import DTYPES, ConvProblem, Op
 from .tensor import Tensor, as_device
@@ -116,7 +116,7 @@ def plan_conv2d(
     ``dtype`` is float32, float16 or (on a CUDA device) bfloat16, as a numpy dtype or by name
     ('f32', 'f16', 'bf16').
     """
-    parameters = (stride, padding, dilation, 0, groups, layout, activation, precision)
+    parameters = Parameters(stride, padding, dilation, 0, groups, layout, activation, precision)
     return _plan(
         "conv2d",
         input_shape,
@@ -150,7 +150,9 @@ def plan_conv_transpose2d(
     workspace_limit: int | None = None,
 ) -> EncodablePlan:
     """A conv_transpose2d of these shapes, to be recorded many times."""
-    parameters = (stride, padding, dilation, output_padding, groups, layout, activation, precision)
+    parameters = Parameters(
+        stride, padding, dilation, output_padding, groups, layout, activation, precision
+    )
     return _plan(
         "conv_transpose2d",
         input_shape,
@@ -168,7 +170,7 @@ def _plan(
     op: Op,
     input_shape: Sequence[int],
     weight_shape: Sequence[int],
-    parameters: tuple[Any, ...],
+    parameters: Parameters,
     added: dict[str, bool],
     dtype: Any,
     algorithm: str,

@@ -13,17 +13,17 @@ from typing import Any
 import numpy as np
 
 from .backends.base import Guest, Guests
-from .device import Device, default_device
+from .device import Device, default_device, plugins
 from .dtypes import dtype_name, numpy_dtype
-from .errors import DtypeError, MixedDevicesError, ProblemError, kind_of
+from .errors import DtypeError, MixedDevicesError, NoAdapterError, ProblemError, kind_of
 from .plan import READ
 from .tensor import Tensor, common_device
 
 _OURS = (np.ndarray, Tensor, type(None))
 
-Planner = Callable[[dict[str, tuple[int, ...]], str, str], tuple[Any, Any]]
-"""From shapes by role, a dtype and a layout: a compiled plan, and where its weights are prepared
-already, their buffer."""
+Planner = Callable[[dict[str, tuple[int, ...]], str, bool], tuple[Any, Any]]
+"""From shapes by role, a dtype, and whether images in NCHW have the strides of NHWC, which is the
+plan's layout then: a compiled plan, and where its weights are prepared already, their buffer."""
 
 
 def host_of(device: Device | None, arrays: dict[str, Any]) -> Device | None:
@@ -37,16 +37,22 @@ def host_of(device: Device | None, arrays: dict[str, Any]) -> Device | None:
         return None
     on = device
     if on is None:
-        if not any(hasattr(v, "shape") and hasattr(v, "dtype") for v in theirs.values()):
+        found = [name for name, value in theirs.items() if _is_array(value)]
+        if not found:
             return None  # no arrays, for which a device need not be opened
         on = next((v.device for v in arrays.values() if isinstance(v, Tensor)), None)
-        on = on or default_device()
+        on = on or _default(found[0], theirs[found[0]])
     guests = getattr(on.backend, "guests", None)
     taken = [name for name, value in theirs.items() if guests.takes(value)] if guests else []
     if not taken:
         return None
     for name, value in arrays.items():
         if name not in taken and value is not None and not isinstance(value, Tensor):
+            if not _is_array(value):
+                raise DtypeError(
+                    f"the {name} must be an array, as the {taken[0]} "
+                    f"({kind_of(arrays[taken[0]])}) is, got a {kind_of(value)}"
+                )
             raise MixedDevicesError(
                 f"the {name} ({kind_of(value)}) is not in the memory of {on.name}, where the "
                 f"{taken[0]} ({kind_of(arrays[taken[0]])}) is; move one of them to the other's side"
@@ -54,8 +60,40 @@ def host_of(device: Device | None, arrays: dict[str, Any]) -> Device | None:
     return on
 
 
-def convolve(on: Device, arrays: dict[str, Any], layout: str, plan: Planner) -> Any:
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "shape") and hasattr(value, "dtype")
+
+
+def _default(name: str, value: Any) -> Device:
+    """The default device. Where there is none, the error says which others might take a value."""
+    try:
+        return default_device()
+    except NoAdapterError as error:
+        if not plugins():
+            raise
+        raise NoAdapterError(
+            f"the {name} is a {kind_of(value)}: name a device that takes it, as in "
+            f"device={plugins()[0]}, since there is no default one ({error})"
+        ) from error
+
+
+def settle(device: Device) -> None:
+    """Waits for the work on a device's tensors, where calls may use other streams later."""
+    guests: Guests | None = getattr(device.backend, "guests", None)
+    if guests is not None:
+        guests.settle()
+
+
+def convolve(
+    on: Device,
+    arrays: dict[str, Any],
+    layout: str,
+    plan: Planner,
+    *,
+    settled: tuple[str, ...] = (),
+) -> Any:
     """The result on arrays (input, weight, bias, residual, out), some of which are ``host_of``'s.
+    No work on those that are ``settled`` is still running.
 
     An input in NCHW whose strides are those of NHWC is one of NHWC for the plan, and the residual
     and the result have such strides too. (Not where the residual is a tensor, which has none.)
@@ -77,8 +115,9 @@ def convolve(on: Device, arrays: dict[str, Any], layout: str, plan: Planner) -> 
         if guest.dtype != first.dtype:
             wanted, found = numpy_dtype(first.dtype), numpy_dtype(guest.dtype)
             raise DtypeError(f"{role} must have the input's dtype {wanted}, got {found}")
-    shapes = {role: guest.shape for role, guest in lent.items()}
-    compiled, prepared = plan(shapes, first.dtype, "NHWC" if last else layout)
+    # In the caller's order, which errors speak of.
+    shapes = {role: _logical(guest.shape, guest.channels_last) for role, guest in lent.items()}
+    compiled, prepared = plan(shapes, first.dtype, last)
     problem = compiled.plan.problem
     shape = problem.out_shape if len(first.shape) == 4 else problem.out_shape[1:]
     result, buffer = _result(on, out, shape, first, x, channels_last=either)
@@ -87,7 +126,8 @@ def convolve(on: Device, arrays: dict[str, Any], layout: str, plan: Planner) -> 
         buffers["out"] = buffer
         if prepared is not None:
             buffers["prepared"] = prepared
-        guests.run(compiled, buffers, next(v for v in arrays.values() if not isinstance(v, _OURS)))
+        used = [v for role, v in arrays.items() if v is not None and role not in settled]
+        guests.run(compiled, buffers, used)
     if out is not None and result is not out:
         guests.assign(out, result)
         return out
@@ -116,8 +156,7 @@ def _result(
     """Where the result goes, and its memory: ``out`` itself where its memory lies as is wanted."""
     last = first.channels_last
     if out is not None:
-        *images, h, w, c = shape
-        logical = (*images, c, h, w) if last else shape
+        logical = _logical(shape, last)
         target = _guest(on, "out", out, channels_last=channels_last)
         if tuple(out.shape) != logical or target.dtype != first.dtype:
             raise ProblemError(
@@ -131,6 +170,14 @@ def _result(
         return made, made.buffer
     made, buffer = on.backend.guests.make(shape, first.dtype, x, channels_last=last)
     return made, buffer
+
+
+def _logical(shape: tuple[int, ...], channels_last: bool) -> tuple[int, ...]:
+    """The shape of an array whose memory has this one."""
+    if not channels_last:
+        return shape
+    *images, h, w, c = shape
+    return (*images, c, h, w)
 
 
 def copied(on: Device, name: str, value: Any) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 from . import foreign
 from .device import Device
 from .dtypes import dtype_name
-from .ops import LAYOUT, common_dtype, problem_of, run
+from .ops import Parameters, common_dtype, problem_of, run
 from .problem import ConvProblem, Op
 from .tensor import Tensor, as_device, common_device, tensor
 
@@ -26,7 +26,7 @@ class _Module:
         self,
         weight: Any,
         bias: Any,
-        parameters: tuple[Any, ...],
+        parameters: Parameters,
         algorithm: str,
         device: Device | str | None,
         workspace_limit: int | None,
@@ -45,6 +45,7 @@ class _Module:
         self.device = common_device(as_device(device), weight=weight, bias=bias)
         self.weight = weight if isinstance(weight, Tensor) else tensor(weight, self.device)
         self.bias = bias if bias is None or isinstance(bias, Tensor) else tensor(bias, self.device)
+        foreign.settle(self.device)
         self._parameters = parameters
         self._algorithm = algorithm
         self._limit = workspace_limit
@@ -53,7 +54,7 @@ class _Module:
 
     def _check_parameters(self) -> None:
         """Raises at once what would be wrong with every input, by trying a large one."""
-        *_, groups, layout, _, _ = self._parameters
+        groups, layout = self._parameters.groups, self._parameters.layout
         shape = self.weight.shape
         channels = 1
         if len(shape) == 4:  # else the weight is what is wrong
@@ -61,15 +62,11 @@ class _Module:
             channels = shape[1] * int(groups) if per_group else shape[0]
         last = layout == "NHWC"
         image = (LARGE, LARGE, max(channels, 1)) if last else (max(channels, 1), LARGE, LARGE)
-        self._problem((0, *image), layout)  # an empty batch has room for any channels
+        self._problem((0, *image))  # an empty batch has room for any channels
 
     def _problem(
-        self,
-        shape: tuple[int, ...],
-        layout: str,
-        residual_shape: tuple[int, ...] | None = None,
+        self, shape: tuple[int, ...], residual_shape: tuple[int, ...] | None = None
     ) -> ConvProblem:
-        parameters = (*self._parameters[:LAYOUT], layout, *self._parameters[LAYOUT + 1 :])
         bias_shape = None if self.bias is None else self.bias.shape
         return problem_of(
             self._op,
@@ -77,32 +74,33 @@ class _Module:
             self.weight.shape,
             bias_shape,
             dtype_name(self._dtype),
-            parameters,
+            self._parameters,
             residual_shape,
         )
 
     def __call__(self, input: Any, *, residual: Any = None, out: Any = None) -> Any:
         """Convolves an array, adding a residual, as conv2d takes them; the same kind comes back."""
         theirs = {"input": input, "residual": residual, "out": out}
-        layout = self._parameters[LAYOUT]
         if foreign.host_of(self.device, theirs) is not None:
             return foreign.convolve(
                 self.device,
                 theirs | {"weight": self.weight, "bias": self.bias},
-                layout,
-                lambda shapes, _, order: self._plan(shapes["input"], order, shapes.get("residual")),
+                self._parameters.layout,
+                lambda shapes, _, last: self._plan(shapes["input"], shapes.get("residual"), last),
+                settled=("weight", "bias"),
             )
         common_dtype(weight=self.weight, input=input, residual=residual)
         common_device(self.device, **theirs)
         shape = None if residual is None else residual.shape
-        compiled, prepared = self._plan(input.shape, layout, shape)
+        compiled, prepared = self._plan(input.shape, shape, False)
         return run(compiled, self.device, input, self.weight, self.bias, residual, out, prepared)
 
     def _plan(
-        self, shape: tuple[int, ...], layout: str, residual_shape: tuple[int, ...] | None
+        self, shape: tuple[int, ...], residual_shape: tuple[int, ...] | None, channels_last: bool
     ) -> tuple[Any, Any]:
-        """The compiled plan for inputs of a shape, and the buffer of its prepared weights."""
-        key = (shape, layout, residual_shape)
+        """The compiled plan for inputs of a shape, and the buffer of its prepared weights. With
+        ``channels_last`` images in NCHW have the strides of NHWC."""
+        key = (shape, residual_shape, channels_last)
         found = self._ready.get(key)
         if found is None:
             found = self._prepare(*key)
@@ -113,9 +111,11 @@ class _Module:
         return compiled, None if prepared is None else prepared.buffer
 
     def _prepare(
-        self, shape: tuple[int, ...], layout: str, residual_shape: tuple[int, ...] | None
+        self, shape: tuple[int, ...], residual_shape: tuple[int, ...] | None, channels_last: bool
     ) -> tuple[Any, Tensor | None]:
-        problem = self._problem(shape, layout, residual_shape)
+        problem = self._problem(shape, residual_shape)
+        if channels_last:
+            problem = problem.with_(layout="NHWC")
         compiled = self.device.compiled(
             problem, algorithm=self._algorithm, workspace_limit=self._limit
         )
@@ -153,7 +153,7 @@ class Conv2d(_Module):
         device: Device | str | None = None,
         workspace_limit: int | None = None,
     ) -> None:
-        parameters = (stride, padding, dilation, 0, groups, layout, activation, precision)
+        parameters = Parameters(stride, padding, dilation, 0, groups, layout, activation, precision)
         super().__init__(weight, bias, parameters, algorithm, device, workspace_limit)
 
 
@@ -179,14 +179,7 @@ class ConvTranspose2d(_Module):
         device: Device | str | None = None,
         workspace_limit: int | None = None,
     ) -> None:
-        parameters = (
-            stride,
-            padding,
-            dilation,
-            output_padding,
-            groups,
-            layout,
-            activation,
-            precision,
+        parameters = Parameters(
+            stride, padding, dilation, output_padding, groups, layout, activation, precision
         )
         super().__init__(weight, bias, parameters, algorithm, device, workspace_limit)

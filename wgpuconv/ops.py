@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -11,12 +11,24 @@ from . import foreign
 from .device import Device, plugins
 from .dtypes import dtype_name, numpy_dtype, numpy_name
 from .errors import DtypeError, ProblemError
+from .plan import READ
 from .problem import ConvProblem, Op
 from .tensor import Tensor, as_device, checked_dtype, common_device, tensor
 
 Array = np.ndarray | Tensor
-LAYOUT = 5
-"""Where the parameters of a call have its layout."""
+
+
+class Parameters(NamedTuple):
+    """What a call says beside its arrays: see conv2d."""
+
+    stride: Any
+    padding: Any
+    dilation: Any
+    output_padding: Any
+    groups: Any
+    layout: str
+    activation: Any
+    precision: str
 
 
 def conv2d(
@@ -78,7 +90,7 @@ def conv2d(
     return _convolve(
         "conv2d",
         (input, weight, bias, residual, out),
-        (stride, padding, dilation, 0, groups, layout, activation, precision),
+        Parameters(stride, padding, dilation, 0, groups, layout, activation, precision),
         (algorithm, workspace_limit),
         device,
     )
@@ -117,7 +129,9 @@ def conv_transpose2d(
     return _convolve(
         "conv_transpose2d",
         (input, weight, bias, residual, out),
-        (stride, padding, dilation, output_padding, groups, layout, activation, precision),
+        Parameters(
+            stride, padding, dilation, output_padding, groups, layout, activation, precision
+        ),
         (algorithm, workspace_limit),
         device,
     )
@@ -129,11 +143,10 @@ def problem_of(
     weight_shape: Sequence[int],
     bias_shape: Sequence[int] | None,
     dtype: str,
-    parameters: tuple[Any, ...],
+    parameters: Parameters,
     residual_shape: Sequence[int] | None = None,
 ) -> ConvProblem:
     """The validated problem of a call, batched or not."""
-    stride, padding, dilation, output_padding, groups, layout, activation, precision = parameters
     unbatched = hasattr(input_shape, "__len__") and len(input_shape) == 3
     shape = (1, *input_shape) if unbatched else input_shape
     problem = ConvProblem.from_call(
@@ -143,14 +156,7 @@ def problem_of(
         dtype=dtype,
         bias_shape=bias_shape,
         residual=residual_shape is not None,
-        stride=stride,
-        padding=padding,
-        dilation=dilation,
-        output_padding=output_padding,
-        groups=groups,
-        layout=layout,
-        activation=activation,
-        precision=precision,
+        **parameters._asdict(),
     )
     out_shape = problem.out_shape[1:] if unbatched else problem.out_shape
     if residual_shape is not None and tuple(residual_shape) != out_shape:
@@ -163,7 +169,7 @@ def problem_of(
 def _convolve(
     op: Op,
     arrays: tuple[Any, Any, Any, Any, Any],
-    parameters: tuple[Any, ...],
+    parameters: Parameters,
     choice: tuple[str, int | None],
     device: Device | str | None,
 ) -> Any:
@@ -173,14 +179,11 @@ def _convolve(
     host = foreign.host_of(on, given)
     if host is not None:
 
-        def plan(shapes: dict[str, tuple[int, ...]], dtype: str, layout: str) -> tuple[Any, None]:
-            changed = parameters
-            if layout != parameters[LAYOUT]:
-                changed = (*parameters[:LAYOUT], layout, *parameters[LAYOUT + 1 :])
-            four = [shapes.get(role) for role in ("input", "weight", "bias", "residual")]
-            return _compiled(host, op, four, dtype, changed, choice), None
+        def plan(shapes: dict[str, tuple[int, ...]], dtype: str, last: bool) -> tuple[Any, None]:
+            four = [shapes.get(role) for role in READ]
+            return _compiled(host, op, four, dtype, parameters, choice, channels_last=last), None
 
-        return foreign.convolve(host, given, parameters[LAYOUT], plan)
+        return foreign.convolve(host, given, parameters.layout, plan)
     dtype = common_dtype(input=x, weight=weight, bias=bias, residual=residual)
     on = common_device(on, input=x, weight=weight, bias=bias, residual=residual, out=out)
     shapes = [None if each is None else each.shape for each in (x, weight, bias, residual)]
@@ -193,17 +196,21 @@ def _compiled(
     op: Op,
     shapes: Sequence[Any],
     dtype: str,
-    parameters: tuple[Any, ...],
+    parameters: Parameters,
     choice: tuple[str, int | None],
+    *,
+    channels_last: bool = False,
 ) -> Any:
     """The plan of a call, found by its raw arguments: shapes are those of the input, the weight,
-    the bias and the residual."""
-    key = (op, *shapes, dtype)
+    the bias and the residual. With ``channels_last`` images in NCHW have the strides of NHWC."""
+    key = (op, *shapes, dtype, channels_last)
     compiled = on.call_cache.get(key, parameters + choice)
     if compiled is None:
         algorithm, limit = choice
         x, weight, bias, residual = shapes
         problem = problem_of(op, x, weight, bias, dtype, parameters, residual)
+        if channels_last:
+            problem = problem.with_(layout="NHWC")
         compiled = on.compiled(problem, algorithm=algorithm, workspace_limit=limit)
         on.call_cache.put(key, parameters + choice, compiled)
     return compiled

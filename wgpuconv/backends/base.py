@@ -76,9 +76,12 @@ class Guests(Protocol):
     def give(self, array: Any, like: Any) -> Any:
         """An array of ``make`` as one of that kind, after the work that fills it was submitted."""
 
-    def run(self, compiled: Any, buffers: Buffers, like: Any) -> None:
-        """As ``Backend.run``, after the work that made ``like``, and before that which its
-        library submits later."""
+    def run(self, compiled: Any, buffers: Buffers, arrays: Sequence[Any]) -> None:
+        """As ``Backend.run``, after the work on these arrays and tensors, the input first, that
+        their libraries have submitted, and before what those submit later."""
+
+    def settle(self) -> None:
+        """Waits for the work on tensors that was submitted on the current stream."""
 
     def assign(self, out: Any, array: Any) -> None:
         """Copies an array of ``make`` to one of the caller's, whatever its strides."""

@@ -1,14 +1,16 @@
 """Arrays of cupy, of PyTorch, and of whatever has DLPack or __cuda_array_interface__.
 
-They are used where they lie. Work goes to the stream that is current in the array's own library,
-so that it neither waits for a host nor needs an event; results and copies come from that library's
-own memory.
+They are used where they lie. Work goes to the stream that is current in the input's own library,
+so that it neither waits for a host nor, among arrays of one library, needs an event; results and
+copies come from that library's own memory. Tensors are on cupy's stream.
 """
 
 from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -25,6 +27,7 @@ _CUDA = (2, 13)
 """kDLCUDA and kDLCUDAManaged: the kinds of device of DLPack whose memory kernels can read."""
 _UNREADABLE = (AttributeError, BufferError, RuntimeError, TypeError, ValueError)
 """What libraries raise for an array without the memory that they were asked for."""
+_NOTHING = nullcontext()
 
 
 View = tuple[int, tuple[int, ...], tuple[int, ...], int, Any, int]
@@ -41,6 +44,9 @@ class Library(Protocol):
 
     def copy(self, array: Any) -> Any:
         """In C order."""
+
+    def negated(self, array: Any) -> bool:
+        """Whether memory holds the values with the other sign."""
 
     def permute(self, array: Any, axes: tuple[int, ...]) -> Any: ...
     def empty(self, shape: tuple[int, ...], dtype: str) -> Any: ...
@@ -62,6 +68,9 @@ class Cupy:
 
     def copy(self, array: Any) -> Any:
         return array.copy()
+
+    def negated(self, array: Any) -> bool:
+        return False
 
     def permute(self, array: Any, axes: tuple[int, ...]) -> Any:
         return array.transpose(*axes)
@@ -93,6 +102,9 @@ class Torch:
 
     def copy(self, array: Any) -> Any:
         return array.clone(memory_format=self.module.contiguous_format)
+
+    def negated(self, array: Any) -> bool:
+        return bool(array.is_neg())  # as z.conj().imag is, until it is copied
 
     def permute(self, array: Any, axes: tuple[int, ...]) -> Any:
         return array.permute(axes)
@@ -130,7 +142,8 @@ class CudaGuests:
         library, array, view, dtype = self._read(name, value)
         pointer, shape, strides, unit, *_ = view
         order = order_of(shape, strides, unit, channels_last)
-        copied = order.strided or pointer % ALIGNMENT != 0  # kernels load 16 bytes at a time
+        aligned = pointer % ALIGNMENT == 0  # kernels load 16 bytes at a time
+        copied = order.strided or not aligned or library.negated(array)
         if copied:
             with self._backend.guard:
                 if order.last:
@@ -162,8 +175,14 @@ class CudaGuests:
             array = library.permute(array, _axes(len(shape), last=False))
         return array, buffer
 
-    def run(self, compiled: Any, buffers: Buffers, like: Any) -> None:
-        self._backend.run(compiled, buffers, stream=self._library(like).stream())
+    def run(self, compiled: Any, buffers: Buffers, arrays: Sequence[Any]) -> None:
+        streams = self._streams(map(self._library, arrays))
+        with self._joined(streams):
+            self._backend.run(compiled, buffers, stream=streams[0])
+
+    def settle(self) -> None:
+        with self._backend.guard:
+            self._api.cuda.runtime.streamSynchronize(self._cupy.stream())
 
     def give(self, array: Any, like: Any) -> Any:
         if self._library(like) is not self._cupy or isinstance(like, self._api.ndarray):
@@ -172,12 +191,40 @@ class CudaGuests:
         return array if from_dlpack is None else from_dlpack(array)
 
     def assign(self, out: Any, array: Any) -> None:
-        library = self._library(out)
+        library, source = self._library(out), self._library(array)
         with self._backend.guard:
-            if library is self._cupy or library is not self._library(array):
-                self._cupy.assign(self._as_cupy(out), self._as_cupy(array))
-            else:
+            if library is source and library is not self._cupy:
                 library.assign(out, array)
+                return
+            with self._joined(self._streams((self._cupy, library, source))):
+                self._cupy.assign(self._as_cupy(out), self._as_cupy(array))
+
+    @staticmethod
+    def _streams(libraries: Iterable[Library]) -> list[int]:
+        """The current ones, each once."""
+        return list(dict.fromkeys([each.stream() for each in dict.fromkeys(libraries)]))
+
+    def _joined(self, streams: list[int]) -> AbstractContextManager[None]:
+        """Work on the first of these streams comes after what the others were given so far, and
+        before what they are given later: these may also hand its arrays' memory out again."""
+        return self._join(streams) if len(streams) > 1 else _NOTHING
+
+    @contextmanager
+    def _join(self, streams: list[int]) -> Iterator[None]:
+        first, *others = streams
+        with self._backend.guard:
+            for other in others:
+                self._wait(first, other)
+            yield
+            for other in others:
+                self._wait(other, first)
+
+    def _wait(self, stream: int, other: int) -> None:
+        """What a stream is given later runs after what another was given so far."""
+        cuda = self._api.cuda
+        event = cuda.Event(disable_timing=True)
+        cuda.runtime.eventRecord(event.ptr, other)
+        cuda.runtime.streamWaitEvent(stream, event.ptr)
 
     def _library(self, value: Any) -> Library:
         if isinstance(value, self._api.ndarray):
