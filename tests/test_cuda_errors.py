@@ -7,13 +7,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_cupy import DriverFailure, FakeCupy, NotCompiled, OutOfMemoryError, RuntimeFailure
+from fake_cupy import (
+    DriverFailure,
+    FakeCupy,
+    NotCompiled,
+    OutOfMemoryError,
+    RuntimeFailure,
+    Stream,
+)
 
 import wgpuconv
 from wgpuconv import Device
 from wgpuconv.errors import (
     DeviceError,
     DeviceLostError,
+    DtypeError,
     ForkedProcessError,
     OutOfDeviceMemoryError,
     ProblemError,
@@ -23,6 +31,7 @@ from wgpuconv.errors import (
 )
 from wgpuconv.plugins.cuda import backend as module
 from wgpuconv.plugins.cuda.backend import CudaBackend
+from wgpuconv.plugins.cuda.buffer import CudaBuffer
 from wgpuconv.problem import ConvProblem
 
 TEXT = "conv2d f32 n1 c4 h6 w6 k8 r3 s3"
@@ -165,6 +174,39 @@ def test_scratch_belongs_to_the_stream_that_uses_it(card: Device, api: FakeCupy)
         *_, on, _, _ = api.launched[-1]
         assert on == stream
     assert api.streams[-1].ptr == 0
+
+
+def test_a_plan_is_queued_on_the_callers_stream(card: Device, api: FakeCupy) -> None:
+    plan = wgpuconv.plan_conv2d(X.shape, W.shape, algorithm="direct", device=card)
+    given = {"input": wgpuconv.tensor(X, card), "weight": wgpuconv.tensor(W, card)}
+    out = wgpuconv.Tensor.empty(plan.problem.out_shape, device=card)
+    api.launched.clear()
+    plan.encode(Stream(5, []), **given, out=out)
+    assert [launch[-3] for launch in api.launched] == [5] * plan.plan.dispatches
+    with pytest.raises(
+        DtypeError, match=r"encoder must be a stream of cupy .* on a card, got a obj"
+    ):
+        plan.encode(object(), **given, out=out)
+    with pytest.raises(DtypeError, match=r"out must be a wgpuconv.Tensor on a card, got a numpy"):
+        plan.encode(Stream(5, []), **given, out=np.empty(plan.problem.out_shape, np.float32))
+
+
+@pytest.mark.parametrize("role", ["input", "weight", "bias", "residual"])
+def test_out_that_shares_memory(card: Device, role: str) -> None:
+    """Views of one array are other objects than each other."""
+    shapes = {"input": (1, 4, 6, 6), "weight": (4, 4, 3, 3), "bias": (4,), "residual": (1, 4, 6, 6)}
+    given = {name: wgpuconv.Tensor.empty(shape, device=card) for name, shape in shapes.items()}
+    shared = given[role].buffer
+    size, nbytes = 4 * 4 * 6 * 6, given[role].nbytes
+    for begin, overlaps in ((nbytes - 4, True), (nbytes, False), (4 - size, True), (-size, False)):
+        memory = CudaBuffer(shared.memory, shared.pointer + begin, size)
+        out = wgpuconv.Tensor(card, memory, (1, 4, 6, 6), np.dtype(np.float32))
+        shared.size = nbytes
+        if not overlaps:
+            wgpuconv.conv2d(**given, padding=1, out=out)
+            continue
+        with pytest.raises(ProblemError, match=f"out must not share memory with the {role}"):
+            wgpuconv.conv2d(**given, padding=1, out=out)
 
 
 def test_sizes(card: Device) -> None:

@@ -272,6 +272,32 @@ def test_bad_input(app: Application) -> None:
         without.encode(encoder, some, more[0], more[1])  # by name only: too easy to mix up
 
 
+def test_tensors_that_are_not_the_plans(app: Application) -> None:
+    def made(shape: Any, dtype: Any = np.float32) -> Tensor:
+        return Tensor.empty(shape, dtype, app.device)
+
+    problem = FIRST.with_(residual=True)
+    plan = planned(problem, app.device)
+    shapes = {"input": problem.input_shape, "weight": problem.weight_shape, "bias": (problem.k,)}
+    shapes |= {"residual": problem.out_shape, "out": problem.out_shape}
+    given = {role: made(shape) for role, shape in shapes.items()}
+    encoder = app.gpu.create_command_encoder()
+    for role, shape in shapes.items():
+        for wrong in (made(shape, np.float16), made((*shape, 1)), made(shape[1:])):
+            with pytest.raises(
+                ProblemError, match=rf"^{role} must have shape .* and dtype float32"
+            ):
+                plan.encode(encoder, **given | {role: wrong})
+    plan.encode(encoder, **given)
+    one = planned(problem.with_(n=1), app.device)
+    images = ("input", "residual", "out")
+    alone = {r: made(s[1:] if r in images else s) for r, s in shapes.items()}
+    one.encode(encoder, **alone)
+    with pytest.raises(ProblemError, match=r"^weight must have shape"):
+        one.encode(encoder, **alone | {"weight": made(problem.weight_shape[1:])})
+    app.gpu.queue.submit([encoder.finish()])
+
+
 def test_planning_bad_input(device: Device) -> None:
     shapes = FIRST.input_shape, FIRST.weight_shape
     for arguments, kind, says in (

@@ -1,4 +1,4 @@
-"""Plans for applications that own a wgpu device: recorded into the caller's own encoder."""
+"""Plans for applications that own a device: recorded into the caller's own encoder or stream."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .device import Device, default_device
-from .dtypes import ALLOWED, as_dtype, dtype_name
+from .dtypes import ALLOWED, as_dtype, dtype_name, numpy_dtype
 from .errors import DtypeError, MixedDevicesError, ProblemError, kind_of
 from .ops import Parameters, problem_of, refuse_overlap
 from .plan import Plan
@@ -48,10 +48,12 @@ class EncodablePlan:
         """Records the convolution; submits nothing and waits for nothing.
 
         Args:
-            encoder: the caller's ``GPUCommandEncoder``, or a ``GPUComputePassEncoder``.
-            input, weight, bias, residual, out: ``GPUBuffer`` objects with usage STORAGE, or
-                tensors, in C order, of the problem's shapes and dtype, from their buffer's
-                beginning.
+            encoder: the caller's ``GPUCommandEncoder``, or a ``GPUComputePassEncoder``; on a CUDA
+                device a stream of cupy, or anything with its pointer as ``ptr``, on which the
+                kernels are queued.
+            input, weight, bias, residual, out: tensors of the problem's shapes (without the batch
+                where that is 1) and dtype, or ``GPUBuffer`` objects with usage STORAGE that hold
+                such arrays in C order from their beginning.
         """
         given = {"input": input, "weight": weight, "out": out}
         optional = {
@@ -66,29 +68,30 @@ class EncodablePlan:
                 given[role] = value
         buffers = {}
         for role, value in given.items():
-            if isinstance(value, Tensor) and value.device is not self.device:
-                raise MixedDevicesError(
-                    f"{role} lives on {value.device!r}, but the plan is for another Device, "
-                    f"{self.device!r}"
-                )
+            if isinstance(value, Tensor):
+                self._check(role, value)
             buffers[role] = value.buffer if isinstance(value, Tensor) else value
         written = buffers.pop("out")
         refuse_overlap(buffers, written)
         buffers["out"] = written
-        if self.problem.empty:
-            return
-        if hasattr(encoder, "dispatch_workgroups"):
+        if not self.problem.empty:
             self.device.backend.record(self._compiled, buffers, encoder)
-        elif hasattr(encoder, "begin_compute_pass"):
-            compute = encoder.begin_compute_pass()
-            try:
-                self.device.backend.record(self._compiled, buffers, compute)
-            finally:  # an open pass would make the caller's encoder useless
-                compute.end()
-        else:
-            raise DtypeError(
-                "encoder must be a GPUCommandEncoder or a GPUComputePassEncoder, got "
-                f"{type(encoder).__module__}.{type(encoder).__qualname__}"
+
+    def _check(self, role: str, value: Tensor) -> None:
+        if value.device is not self.device:
+            raise MixedDevicesError(
+                f"{role} lives on {value.device!r}, but the plan is for another Device, "
+                f"{self.device!r}"
+            )
+        problem = self.problem
+        images = {"input": problem.input_shape, "out": problem.out_shape}
+        images["residual"] = problem.out_shape
+        shape = images.get(role) or {"weight": problem.weight_shape, "bias": (problem.k,)}[role]
+        unbatched = role in images and problem.n == 1 and value.shape == shape[1:]
+        if not (value.shape == shape or unbatched) or dtype_name(value.dtype) != problem.dtype:
+            raise ProblemError(
+                f"{role} must have shape {shape} and dtype {numpy_dtype(problem.dtype)} for the "
+                f"plan of {problem}, got {value.shape} and {value.dtype}"
             )
 
 

@@ -149,8 +149,9 @@ class Backend(Protocol):
         unless ``buffers`` has a 'prepared' buffer that holds its result. With ``into``, waits
         and fills that C-contiguous array from the buffer 'out'."""
 
-    def record(self, compiled: Compiled, buffers: Buffers, compute: Any) -> None:
-        """Records the plan's work into a caller's compute pass; submits nothing."""
+    def record(self, compiled: Compiled, buffers: Buffers, encoder: Any) -> None:
+        """Records the plan's work into what a caller's work is recorded in on such a device, and
+        waits for nothing. Raises DtypeError for what is none."""
 
     def prepare(self, compiled: Compiled, buffers: Buffers) -> None:
         """Submits only the plan's ``prepare`` passes, into ``buffers['prepared']``."""

@@ -33,6 +33,7 @@ from ..errors import (
     ShaderError,
     UnsupportedFeatureError,
     WgpuConvError,
+    kind_of,
 )
 from ..facts import Facts, Limits
 from ..plan import Pass, Plan, Region, Role, Shader, align
@@ -220,7 +221,7 @@ class WebGpuBackend:
         if not isinstance(buffer, api.GPUBuffer):
             raise DtypeError(
                 f"{role} must be a GPUBuffer of {api.__name__} or a wgpuconv.Tensor, got "
-                f"{type(buffer).__module__}.{type(buffer).__qualname__}"
+                f"{kind_of(buffer)}"
             )
         if buffer.map_state != "unmapped":
             raise ProblemError(
@@ -388,11 +389,23 @@ class WebGpuBackend:
             if into is not None:
                 self._fetch(staging, into)
 
-    def record(self, compiled: CompiledPlan, buffers: Buffers, compute: Any) -> None:
-        """Records the plan's dispatches into a compute pass; submits nothing."""
-        with self._guard:
-            steps = _steps(compiled, buffers)
-            _dispatch(compute, steps, self._bind(compiled, steps, buffers))
+    def record(self, compiled: CompiledPlan, buffers: Buffers, encoder: Any) -> None:
+        """Records the plan's dispatches into a command encoder or a compute pass."""
+        if hasattr(encoder, "dispatch_workgroups"):
+            with self._guard:
+                steps = _steps(compiled, buffers)
+                _dispatch(encoder, steps, self._bind(compiled, steps, buffers))
+        elif hasattr(encoder, "begin_compute_pass"):
+            compute = encoder.begin_compute_pass()
+            try:
+                self.record(compiled, buffers, compute)
+            finally:  # an open pass would make the caller's encoder useless
+                compute.end()
+        else:
+            raise DtypeError(
+                "encoder must be a GPUCommandEncoder or a GPUComputePassEncoder on "
+                f"{self.identity.adapter}, got a {kind_of(encoder)}"
+            )
 
     def _bind(self, compiled: CompiledPlan, steps: list[Step], buffers: Buffers) -> list[Any]:
         """The bind group of each step, kept from an earlier call where it was the same."""

@@ -322,10 +322,24 @@ class CudaBackend:
             self._submit(compiled, compiled.prepare, buffers, stream)
             self.api.cuda.runtime.streamSynchronize(stream)  # runs may be on another stream
 
-    def record(self, compiled: CompiledPlan, buffers: Buffers, compute: Any) -> None:
-        """Queues the plan's launches on a stream (of cupy's), which may be capturing a graph."""
+    def record(self, compiled: CompiledPlan, buffers: Buffers, encoder: Any) -> None:
+        """Queues the plan's launches on a stream of cupy's.
+
+        That may be capturing a graph, if the plan was queued there before: nothing may be allocated
+        in a capture."""
+        if not hasattr(encoder, "ptr"):
+            raise DtypeError(
+                "encoder must be a stream of cupy (anything with .ptr) on "
+                f"{self.identity.adapter}, got a {kind_of(encoder)}"
+            )
+        for role, buffer in buffers.items():
+            if not isinstance(buffer, CudaBuffer):
+                raise DtypeError(
+                    f"{role} must be a wgpuconv.Tensor on {self.identity.adapter}, got a "
+                    f"{kind_of(buffer)}"
+                )
         with self.guard:
-            self._submit(compiled, _steps(compiled, buffers), buffers, int(compute.ptr))
+            self._submit(compiled, _steps(compiled, buffers), buffers, int(encoder.ptr))
 
     def _submit(
         self, compiled: CompiledPlan, steps: list[Step], buffers: Buffers, stream: int
