@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cuda_emulator import Emulator, compiler
+from cuda_emulator import HOPPER, Emulator, compiler
 
 from wgpuconv import Device
 from wgpuconv.bench import summary
@@ -20,7 +20,9 @@ from wgpuconv.bench.report import page, view
 from wgpuconv.bench.result import PeerFacts, ProblemResult, Run, Side, load
 from wgpuconv.bench.session import Session
 from wgpuconv.cli.bench import _print
+from wgpuconv.plugins.cuda.algorithms import ALGORITHMS
 from wgpuconv.plugins.cuda.backend import CudaBackend
+from wgpuconv.problem import ConvProblem
 from wgpuconv.suites import parse_entry, varied
 from wgpuconv.tuning import roofline
 from wgpuconv.tuning.verify import random_data
@@ -62,6 +64,34 @@ def test_sides_of_both_are_timed_in_each_dtype_they_have(run: Run) -> None:
     assert not any(result.failed for result in run.results)
 
 
+def test_what_sides_compute_in(run: Run) -> None:
+    """What multiplies in float32 anyway says so where the problem allows TF32."""
+    for result, dtype in zip(run.results, DTYPES, strict=True):
+        for side in result.sides:
+            direct = side.what.startswith("direct")
+            assert side.precision == ("f32" if direct and dtype == "tf32" else dtype)
+    allowed = run.results[-1]
+    assert {side.precision for side in allowed.sides} == {"f32", "tf32"}
+    best = min((s for s in allowed.sides if not s.prepared), key=lambda side: side.seconds or 1)
+    assert summary.best_of(allowed, "cuda", "tf32") == best
+    direct = summary.best_of(allowed, "cuda", "f32")
+    assert direct is not None
+    assert direct.what == "direct"
+
+
+def test_what_needs_tf32_says_that_it_computes_in_it() -> None:
+    found = set()
+    for text in ("n4 c64 h14 w14 k64 r3 s3 pad1", "n4 c64 h14 w14 k64 r3 s3 pad1 nhwc"):
+        plain, allowed = (ConvProblem.parse(f"conv2d f32 {text} {word}") for word in ("", "tf32"))
+        for algorithm in ALGORITHMS:
+            refused = [algorithm.refusal(p, HOPPER) for p in (plain, allowed)]
+            if refused[0] and not refused[1]:
+                assert algorithm.arithmetic(allowed) == "tf32", algorithm.name
+                found.add(algorithm.name)
+            assert algorithm.arithmetic(plain) == "f32"
+    assert "implicit_gemm_mma" in found
+
+
 def test_what_a_device_lacks_is_its_refusal(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     *_, bf16, tf32 = run.results
     assert bf16.refusals["wgpu"].startswith("bfloat16 needs a CUDA device")
@@ -89,6 +119,7 @@ def test_the_report_shows_both(run: Run, tmp_path: Path) -> None:
     assert set(groups[2:]) == {
         *((f"{on} f16", "f16") for on in ("wgpu", "cuda")),
         *((f"cuda {dtype}", dtype) for dtype in ("bf16", "tf32")),
+        ("cuda f32", "tf32"),  # what computes in float32 all the same
     }
     assert [device["name"] for device in shown["devices"]] == ["wgpu", "cuda"]
     ratios = {side["on"]: side["ratio"] for side in shown["problems"][0]["sides"]}

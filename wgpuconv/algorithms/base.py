@@ -26,10 +26,16 @@ class Algorithm(ABC):
     """The operations it computes: conv2d, conv_transpose2d."""
     shaders: ClassVar[tuple[str, ...]]
     """Every shader file that its plans may use."""
+    tf32: ClassVar[bool] = False
+    """Whether it multiplies float32 as TF32 where the problem allows that."""
 
     def source(self) -> str:
         """A digest of the kernels' text: a stored timing holds as long as it stays the same."""
         return source_hash(self.shaders)
+
+    def arithmetic(self, problem: ConvProblem) -> str:
+        """What it multiplies in: f32, tf32, f16 or bf16."""
+        return problem.arithmetic if self.tf32 else problem.dtype
 
     def refusal(self, problem: ConvProblem, facts: Facts) -> str | None:
         """Why it does not apply, in a sentence with values; None where it does."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ..algorithms import find
 from ..device import Device
 from ..errors import AlgorithmRefusedError, UnsupportedFeatureError
 from ..plan import Plan
@@ -146,7 +147,8 @@ class _Ours:
         self._plan = plan
         self._asked = asked
         """By which a call finds this plan: 'auto' or the algorithm's name."""
-        self.side = Side(device.name, plan.algorithm, problem.arithmetic, True, label=plan.label)
+        self._precision = find(plan.algorithm, device.device.algorithms).arithmetic(problem)
+        self.side = Side(device.name, plan.algorithm, self._precision, True, label=plan.label)
 
     def verify(self, judge: Judge) -> float:
         self._bench = self._device.bench(judge)
@@ -182,7 +184,7 @@ class _Prepared(_Ours):
         self.side = Side(
             device.name,
             f"{plan.algorithm}, prepared weights",
-            problem.arithmetic,
+            self._precision,
             True,
             prepared=True,
         )

@@ -2,7 +2,8 @@
 
 A *group* is everything that one device or peer did in one precision on problems of one dtype:
 ``torch-cuda tf32`` on f32 problems. Of each problem its fastest side stands for it, among those
-that did the same work with weights prepared within their time.
+that did the same work with weights prepared within their time. In the precision that a problem
+allows, TF32 say, a more precise side may be the fastest.
 """
 
 from __future__ import annotations
@@ -51,7 +52,14 @@ def lossless(side: Side, dtype: str) -> bool:
 
 def best_of(result: ProblemResult, on: str, precision: str) -> Side | None:
     """The side that stands for a device or peer in a precision, where one was timed."""
-    return fastest([side for side in result.sides if (side.on, side.precision) == (on, precision)])
+    own = precision == dtype_of(result)
+    return fastest(
+        [
+            side
+            for side in result.sides
+            if side.on == on and (lossless(side, precision) if own else side.precision == precision)
+        ]
+    )
 
 
 def fastest(sides: Sequence[Side]) -> Side | None:

@@ -65,6 +65,7 @@ LEAST_STEPS = 4
 class ImplicitGemmMma(CudaAlgorithm):
     name = "implicit_gemm_mma"
     summary = "tensor-core GEMM that gathers its columns by asynchronous copies; f16, bf16, TF32"
+    tf32 = True
     ops = ("conv2d", "conv_transpose2d")
     shaders = ("implicit_gemm_mma", "pack_filters", "to_channels_last", "reduce_splits")
 
