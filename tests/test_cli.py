@@ -181,10 +181,11 @@ def test_the_help_explains_a_problems_text(command: str, monkeypatch: pytest.Mon
     assert list(filter(None, rows)) == [line.strip() for line in written if line]
     # The first spelling of each row, taken together, makes a problem.
     first = [re.split(r"\s{2,}", row)[0].split(", ") for row in rows[1:] if row]
-    words = [w[0] for w in first if re.match(r"f32|n1|stride|pad|dil|groups|nchw|bias|act", w[0])]
+    words = [w[0] for w in first if re.match(r"f32|n1|stride|pad|dil|gro|nchw|bias|tf32|act", w[0])]
     problem = parse_entry(" ".join(["conv2d", *words])).problem
     assert problem.groups == 32
     assert problem.activation.name == "relu"
+    assert problem.precision == "tf32"
     for name in ACTIVATIONS[1:]:
         assert name in grammar
 

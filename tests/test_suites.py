@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from wgpuconv import ConvProblem
 from wgpuconv.errors import DtypeError, ProblemError
+from wgpuconv.problem import _NUMBERED, _WORDS, DTYPES
 from wgpuconv.suites import Entry, gather, load_suite, parse_entry, parse_suite, suite_names, varied
 
 TEXT = "conv2d f32 n1 c4 h8 w8 k8 r3 s3 stride1 pad1"
@@ -284,3 +286,11 @@ def test_a_problem_is_varied() -> None:
         varied(entry, dtype="f64")
     with pytest.raises(ProblemError):
         varied(entry, layout="nwhc")
+
+
+def test_the_table_of_words_has_all() -> None:
+    text = (Path(__file__).parent.parent / "bench" / "README.md").read_text(encoding="utf-8")
+    table = text.partition("| word |")[2].partition("\n\n")[0]
+    words = {word for row in table.splitlines() for word in re.findall(r"`([^`]*)`", row)}
+    assert words >= {*DTYPES, *_WORDS}
+    assert {*_NUMBERED} <= {word.rstrip("0123456789,") for word in words}

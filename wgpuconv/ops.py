@@ -56,8 +56,10 @@ def conv2d(
             A numpy array of any strides, or a :class:`Tensor`; float32 or float16. A CUDA device
             also takes bfloat16 (of ml_dtypes), and arrays of cupy, of PyTorch, or of any library
             with DLPack or ``__cuda_array_interface__``, on that GPU: used without a copy where
-            they are contiguous, or have the strides of NHWC (PyTorch's ``channels_last``), which
-            the result then has.
+            they begin at a multiple of 16 bytes and are contiguous, or have the strides of NHWC
+            (PyTorch's ``channels_last``), which the result then has. It is computed on the
+            current stream of the input's library, and streams of the other arrays' libraries
+            wait for it, and it for them.
         weight: (K, C/groups, R, S) in either layout, of the input's dtype.
         bias: (K,), or None.
         stride, dilation: pixels, one number or (vertical, horizontal).
@@ -78,9 +80,10 @@ def conv2d(
             of large tensors (packed weights come on top).
 
     Returns:
-        The kind that ``input`` is: a numpy array, or a Tensor whose work may still be running, as
-        on the current stream that of an array of cupy or PyTorch may (others get one of cupy).
-        Sums are accumulated in float32, whatever the dtype.
+        The kind that ``input`` is: a numpy array, a Tensor, or an array of cupy, of PyTorch, or
+        of another library whose package has a function ``from_dlpack`` (of cupy, where it has
+        none). Work on all but numpy's may still be running. Sums are accumulated in float32,
+        whatever the dtype.
 
     Raises:
         ProblemError (a ValueError): shapes or parameters that make no convolution.

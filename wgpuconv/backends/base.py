@@ -74,7 +74,8 @@ class Guests(Protocol):
         for the rest."""
 
     def give(self, array: Any, like: Any) -> Any:
-        """An array of ``make`` as one of that kind, after the work that fills it was submitted."""
+        """An array of ``make`` as one of that kind, after the work that fills it was submitted:
+        see conv2d for what kind a library's arrays get."""
 
     def run(self, compiled: Any, buffers: Buffers, arrays: Sequence[Any]) -> None:
         """As ``Backend.run``, after the work on these arrays and tensors, the input first, that

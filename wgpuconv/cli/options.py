@@ -60,6 +60,7 @@ outpad1, outpad1,0          of conv_transpose2d, 0 where absent
 groups32                    1 where absent
 nchw, nhwc                  nchw where absent
 bias, residual              none where absent
+tf32                        f32 may be multiplied as TF32, on CUDA devices
 act:relu, act:clip,0,6      none where absent; also {", ".join(_OTHERS[:2])},
                             {", ".join(_OTHERS[2:])}"""
 """The form of a problem's text, for the help of the commands that take one."""
