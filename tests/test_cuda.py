@@ -29,7 +29,11 @@ from wgpuconv.errors import MissingExtraError, NoAdapterError
 from wgpuconv.plan import Config, Pass, Plan, Region, Shader
 from wgpuconv.planner import lower, survey
 from wgpuconv.plugins.cuda import entry
-from wgpuconv.plugins.cuda.algorithms import ALGORITHMS, halo_mma, implicit_gemm_mma
+from wgpuconv.plugins.cuda.algorithms import (
+    ALGORITHMS,
+    halo_mma,
+    implicit_gemm_mma,
+)
 from wgpuconv.plugins.cuda.algorithms.mma import tile_config
 from wgpuconv.plugins.cuda.buffer import CudaBuffer
 from wgpuconv.plugins.cuda.source import (
@@ -354,6 +358,31 @@ EMULATED: list[tuple[str, str, Config]] = (
         ),
     ]
     + [
+        # every block computes several tiles, of pixels and of filters past the end; a split sum;
+        # phases of one to four taps; blocks of channels
+        (
+            "implicit_gemm_wgmma",
+            text,
+            {
+                "tile_p": tile_p,
+                "tile_m": tile_m,
+                "stages": stages,
+                "cached": "r1" not in text,
+                "splits": splits,
+            },
+        )
+        for tile_p, tile_m, stages, splits, text in [
+            (128, 64, 3, 1, "conv2d f16 n3 c40 h14 w9 k70 r3 s3 pad1 nhwc bias"),
+            (128, 128, 2, 1, "conv2d f16 n1 c72 h19 w17 k20 r3 s2 stride2,1 dil1,2 groups2 act:relu"),
+            (256, 64, 2, 2, "conv2d f16 n2 c128 h14 w14 k72 r2 s2 nhwc bias"),
+            (128, 256, 2, 1, "conv_transpose2d f16 n1 c24 h9 w8 k264 r3 s3 stride2 pad1 nhwc bias"),
+            (128, 64, 3, 1, "conv2d f32 n3 c20 h14 w9 k70 r3 s3 pad1 nhwc bias tf32"),
+            (256, 64, 2, 2, "conv2d f32 n3 c64 h12 w9 k12 r3 s2 pad1,2 bias tf32"),
+            (128, 128, 2, 1, "conv_transpose2d f32 n1 c6 h9 w8 k10 r3 s3 stride2 pad1 bias tf32"),
+            (256, 128, 2, 1, "conv2d f32 n1 c40 h23 w23 k132 r1 s1 nhwc act:silu tf32"),
+        ]
+    ]
+    + [
         (
             "implicit_gemm",
             f"{problem} {layout}".strip(),
@@ -372,7 +401,8 @@ EMULATED: list[tuple[str, str, Config]] = (
 def test_kernels_on_the_cpu(emulator: Emulator, name: str, text: str, config: Config) -> None:
     """Each kind of path through the kernels, with copies as late and memory as bad as can be."""
     algorithm = next(a for a in ALGORITHMS if a.name == name)
-    contract.verify(emulator.device, algorithm, ConvProblem.parse(text), config)
+    few = dataclasses.replace(HOPPER, cores=2)  # blocks that stay have several tiles
+    contract.verify(emulator.device, algorithm, ConvProblem.parse(text), config, facts=few)
 
 
 @pytest.mark.parametrize("name", ["direct", "depthwise"])

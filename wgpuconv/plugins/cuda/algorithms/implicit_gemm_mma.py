@@ -7,21 +7,14 @@ gather with masks is cuDNN's idea (Chetlur et al. 2014, arXiv:1410.0759).
 from __future__ import annotations
 
 from ....algorithms.base import activation_params, bias_region, params
-from ....algorithms.phases import (
-    MOST_COLUMNS,
-    MOST_PHASES,
-    MOST_ROWS,
-    Phase,
-    count_phases,
-    phases,
-)
+from ....algorithms.phases import Phase, phases
 from ....errors import AlgorithmRefusedError
 from ....facts import Facts
 from ....plan import Config, Pass, Plan, Region, Shader, Tables, align, ceil_div, grid_1d
 from ....problem import ConvProblem
 from ..facts import AMPERE, cuda_facts
 from .base import CudaAlgorithm
-from .gather import gather_params, output_params
+from .gather import gather_params, output_params, refuse_gather
 from .mma import (
     Source,
     Tile,
@@ -77,20 +70,7 @@ class ImplicitGemmMma(CudaAlgorithm):
         major, minor = cuda_facts(facts).capability
         if problem.dtype != "f16" and (major, minor) < AMPERE:
             return f"multiplies TF32 from compute capability 8.0 on, got {major}.{minor}"
-        count = count_phases(problem)
-        if count > MOST_PHASES:
-            return (
-                f"needs at most {MOST_PHASES} phases of the stride, each of which is a launch, "
-                f"got {count} (stride {problem.stride[0]},{problem.stride[1]})"
-            )
-        rows = max(len(phase.h.taps) for phase in phases(problem))
-        columns = max(len(phase.w.taps) for phase in phases(problem))
-        if rows > MOST_ROWS or columns > MOST_COLUMNS:
-            return (
-                f"needs at most {MOST_ROWS} x {MOST_COLUMNS} taps that meet one output pixel, "
-                f"got {rows} x {columns}"
-            )
-        return None
+        return refuse_gather(problem)
 
     def configs(self, problem: ConvProblem, facts: Facts) -> list[Config]:
         p = problem
