@@ -85,6 +85,9 @@ constexpr int ROWS = TILE_P / CONSUMERS / 64;  // of 64 pixels that a consumer m
 static_assert(ROWS == 1 || ROWS == 2);
 constexpr int A_ROWS = GROUP / ROW_CHUNKS;  // that one copy of each thread covers
 constexpr int A_COPIES = TILE_P / A_ROWS;
+// What a thread may hold: together they are those of a multiprocessor. A producer needs two a copy.
+constexpr int PRODUCER_REGISTERS = A_COPIES > 8 ? 72 : 40;
+constexpr int CONSUMER_REGISTERS = A_COPIES > 8 ? 216 : 232;
 
 // What a consumer stores at once: 64 pixels, of each as many filters as are one line of memory.
 constexpr int STORED_M = ROW_BYTES / BYTES;
@@ -348,10 +351,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   }
   __syncthreads();
   if (threadIdx.x / GROUP == CONSUMERS) {
-    give_registers<72>();
+    give_registers<PRODUCER_REGISTERS>();
     produce(params, x, packed, taps);
   } else {
-    take_registers<216>();
+    take_registers<CONSUMER_REGISTERS>();
     consume(params, bias, y);
   }
 }

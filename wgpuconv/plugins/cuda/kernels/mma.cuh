@@ -216,12 +216,12 @@ __device__ void store_partial(const float (&acc)[ROWS_P][COLUMNS][4], int warp_p
           if (place >= 0 && m < target.m) {
             store_pair(y + place + m, acc[i][j][2 * half], acc[i][j][2 * half + 1]);
           }
-          continue;
-        }
+        } else {
 #pragma unroll
-        for (int one = 0; one < 2; one++) {
-          if (place >= 0 && m + one < target.m) {
-            y[place + (m + one) * target.y_m] = acc[i][j][2 * half + one];
+          for (int one = 0; one < 2; one++) {
+            if (place >= 0 && m + one < target.m) {
+              y[place + (m + one) * target.y_m] = acc[i][j][2 * half + one];
+            }
           }
         }
       }
