@@ -1,11 +1,11 @@
-// Runs one CUDA kernel on the CPU: blocks one after the other, the threads of a block as fibers.
+// Runs one CUDA kernel on the CPU: clusters of blocks one after the other, their threads as fibers.
 //
 // It takes the place of kernels/ptx.cuh and kernels/wgmma.cuh, with the same functions. What the
 // hardware does together (barriers, ldmatrix, mma) happens when the last thread arrives.
 // Asynchronous copies happen as late as the kernel's own waits allow, and in every other launch at
 // once; asynchronous products as late as they may. Shared memory begins as NaN, and addresses are
 // checked: a missing wait or barrier, a wrong place and a misaligned copy show as wrong results or
-// abort.
+// end the launch.
 
 #include <ucontext.h>
 
@@ -61,9 +61,19 @@ static constexpr int max(int a, int b) { return a < b ? b : a; }
 
 namespace emulator {
 
+static ucontext_t main_context;
+static bool in_thread;
+static char fault[200];  // what the kernel did wrong, the first time
+
+struct Failure {};
+
+// Ends the launch.
 [[noreturn]] inline void fail(const char* what) {
-  std::fprintf(stderr, "emulated kernel, block %u thread %u: %s\n", blockIdx.x, threadIdx.x, what);
-  std::abort();
+  std::snprintf(fault, sizeof fault, "block %u thread %u: %s", blockIdx.x, threadIdx.x, what);
+  if (in_thread) {
+    setcontext(&main_context);
+  }
+  throw Failure();
 }
 
 struct Copy {
@@ -114,25 +124,27 @@ struct Meeting {
   unsigned turn = 0;
 };
 
+struct Block {
+  Meeting all, parts[16];
+  std::vector<Meeting> warps;
+  std::vector<unsigned char> shared;  // NaN before the block begins and after it has ended
+  std::map<unsigned, Barrier> barriers;
+  std::deque<Arrival> arrivals;
+  int running;
+};
+
 static std::vector<Fiber> fibers;
-static std::vector<Meeting> warps;
-static Meeting block, parts[16];
-static std::map<unsigned, Barrier> barriers;
-static std::deque<Arrival> arrivals;
+static std::vector<Block> blocks;  // of the cluster
+static Meeting cluster;
+static Block* block;  // whose thread runs
+static int block_threads;
+static std::vector<std::pair<const char*, const char*>> arrays;
 static bool eager = true;  // copies land at once
 static long progress;      // counts what other threads may wait for
-static int block_threads;
-static ucontext_t main_context;
-static std::vector<unsigned char> shared;
-static std::vector<std::pair<const char*, const char*>> arrays;
 
-inline Fiber& self() { return fibers[threadIdx.x]; }
+inline Fiber& self() { return fibers[(block - blocks.data()) * block_threads + threadIdx.x]; }
 
-inline void yield() {
-  const unsigned me = threadIdx.x;
-  swapcontext(&fibers[me].context, &main_context);
-  threadIdx.x = me;
-}
+inline void yield() { swapcontext(&self().context, &main_context); }
 
 template <typename Action>
 void meet(Meeting& meeting, int count, Action action) {
@@ -151,21 +163,21 @@ void meet(Meeting& meeting, int count, Action action) {
 
 template <typename Action>
 void meet_warp(Action action) {
-  const int first = threadIdx.x / 32 * 32;
-  meet(warps[first / 32], 32, [&] { action(&fibers[first]); });
+  const int warp = threadIdx.x / 32;
+  meet(block->warps[warp], 32, [&] { action(&self() - threadIdx.x % 32); });
 }
 
 inline void land(const Copy& copy) {
   if (copy.valid) {
-    std::memcpy(&shared[copy.to], copy.from, copy.bytes);
+    std::memcpy(&block->shared[copy.to], copy.from, copy.bytes);
   } else {
-    std::memset(&shared[copy.to], 0, copy.bytes);
+    std::memset(&block->shared[copy.to], 0, copy.bytes);
   }
 }
 
 inline Barrier& barrier_at(unsigned at) {
-  const auto found = barriers.find(at);
-  if (found == barriers.end()) {
+  const auto found = block->barriers.find(at);
+  if (found == block->barriers.end()) {
     fail("no barrier has been set up there");
   }
   return found->second;
@@ -186,8 +198,8 @@ inline void arrive(unsigned at, int arrivals, long bytes) {
 }
 
 inline void land_next() {
-  const auto next = std::move(arrivals.front());
-  arrivals.pop_front();
+  const auto next = std::move(block->arrivals.front());
+  block->arrivals.pop_front();
   long bytes = 0;
   for (const auto& copy : next.copies) {
     land(copy);
@@ -197,7 +209,7 @@ inline void land_next() {
 }
 
 inline void begin_arrival(Arrival arrival) {
-  arrivals.push_back(std::move(arrival));
+  block->arrivals.push_back(std::move(arrival));
   progress++;
   if (eager) {
     land_next();
@@ -214,7 +226,7 @@ inline void check_source(const char* first, int bytes, int aligned) {
 }
 
 inline void check_target(unsigned to, int bytes, int aligned) {
-  if (to % aligned || to + bytes > shared.size()) {
+  if (to % aligned || to + bytes > block->shared.size()) {
     fail("a copy to a wrong place in shared memory");
   }
 }
@@ -232,62 +244,112 @@ inline void begin() {
   yield();
 }
 
-inline void launch(unsigned grid, int threads, unsigned shared_bytes, void (*start)()) {
-  entry = start;
+inline void start(Fiber& fiber) {
+  fiber.done = false;
+  fiber.groups.clear();
+  fiber.group.clear();
+  fiber.product_groups.clear();
+  fiber.products.clear();
+  getcontext(&fiber.context);
+  fiber.context.uc_stack.ss_sp = fiber.stack.data();
+  fiber.context.uc_stack.ss_size = fiber.stack.size();
+  fiber.context.uc_link = nullptr;
+  makecontext(&fiber.context, begin, 0);
+}
+
+// Each thread of the block until it waits.
+inline void run_threads(Fiber* first) {
+  for (int i = 0; i < block_threads; i++) {
+    auto& fiber = first[i];
+    if (fiber.done) {
+      continue;
+    }
+    threadIdx.x = i;
+    in_thread = true;
+    swapcontext(&main_context, &fiber.context);
+    in_thread = false;
+    if (*fault) {
+      throw Failure();
+    }
+    if (fiber.done) {
+      progress++;
+      block->running--;
+      if (!fiber.groups.empty() || !fiber.group.empty() || !fiber.product_groups.empty() ||
+          !fiber.products.empty()) {
+        fail("copies or products were still on their way when the thread ended");
+      }
+    }
+  }
+  if (!block->running) {
+    if (!block->arrivals.empty()) {
+      fail("copies were still on their way when the block ended");
+    }
+    block->shared.assign(block->shared.size(), 0xff);
+  }
+}
+
+inline void run_blocks(unsigned grid, int threads, unsigned shared_bytes, int cluster_blocks,
+                       void (*kernel)()) {
+  entry = kernel;
   block_threads = threads;
   gridDim.x = grid;
   eager = !eager;
-  fibers.resize(threads);
-  warps.assign(threads / 32, {});
-  for (blockIdx.x = 0; blockIdx.x < grid; blockIdx.x++) {
-    shared.assign(shared_bytes, 0xff);
-    block = {};
-    for (auto& part : parts) {
-      part = {};
+  if (grid % cluster_blocks) {
+    fail("the grid is no multiple of the cluster");
+  }
+  fibers.resize(threads * cluster_blocks);
+  for (unsigned first = 0; first < grid; first += cluster_blocks) {
+    cluster = {};
+    blocks.assign(cluster_blocks, {});
+    for (auto& each : blocks) {
+      each.warps.assign(threads / 32, {});
+      each.shared.assign(shared_bytes, 0xff);
+      each.running = threads;
     }
-    barriers.clear();
     for (auto& fiber : fibers) {
-      fiber.done = false;
-      fiber.groups.clear();
-      fiber.group.clear();
-      fiber.product_groups.clear();
-      fiber.products.clear();
-      getcontext(&fiber.context);
-      fiber.context.uc_stack.ss_sp = fiber.stack.data();
-      fiber.context.uc_stack.ss_size = fiber.stack.size();
-      fiber.context.uc_link = nullptr;
-      makecontext(&fiber.context, begin, 0);
+      start(fiber);
     }
-    int running = threads;
-    while (running) {
+    for (bool running = true; running;) {
       const long before = progress;
-      for (int i = 0; i < threads; i++) {
-        if (!fibers[i].done) {
-          threadIdx.x = i;
-          swapcontext(&main_context, &fibers[i].context);
-          running -= fibers[i].done;
-          progress += fibers[i].done;
+      running = false;
+      for (int i = 0; i < cluster_blocks; i++) {
+        block = &blocks[i];
+        blockIdx.x = first + i;
+        if (block->running) {
+          run_threads(&fibers[i * threads]);
         }
+        running |= block->running > 0;
       }
       if (running && progress == before) {
-        if (arrivals.empty()) {
+        for (auto& each : blocks) {
+          block = &each;
+          if (!block->arrivals.empty()) {
+            land_next();
+            break;
+          }
+        }
+        if (progress == before) {
           fail("all threads wait for each other");
         }
-        land_next();
-      }
-    }
-    for (auto& fiber : fibers) {
-      if (!arrivals.empty() || !fiber.groups.empty() || !fiber.group.empty() || !fiber.product_groups.empty() ||
-          !fiber.products.empty()) {
-        fail("copies or products were still on their way when the kernel ended");
       }
     }
   }
 }
 
+// Returns what the kernel did wrong, or nothing.
+inline const char* launch(unsigned grid, int threads, unsigned shared_bytes, int cluster_blocks,
+                          void (*kernel)()) {
+  *fault = 0;
+  try {
+    run_blocks(grid, threads, shared_bytes, cluster_blocks, kernel);
+  } catch (Failure) {
+  }
+  return fault;
+}
+
 }  // namespace emulator
 
-inline void __syncthreads() { emulator::meet(emulator::block, emulator::block_threads, [] {}); }
+inline void __syncthreads() { emulator::meet(emulator::block->all, emulator::block_threads, [] {}); }
 
 template <int COUNT>
 void sync_some(int number) {
@@ -295,7 +357,7 @@ void sync_some(int number) {
   if (number < 1 || number > 15) {
     emulator::fail("no such barrier");
   }
-  emulator::meet(emulator::parts[number], COUNT, [] {});
+  emulator::meet(emulator::block->parts[number], COUNT, [] {});
 }
 
 // ---- the functions of ptx.cuh ----
@@ -332,10 +394,10 @@ void store_pair(T* to, float first, float second) {
   to[1] = from_float<T>(second);
 }
 
-inline unsigned char* shared_memory() { return emulator::shared.data(); }
+inline unsigned char* shared_memory() { return emulator::block->shared.data(); }
 
 inline unsigned shared_address(const void* pointer) {
-  return static_cast<const unsigned char*>(pointer) - emulator::shared.data();
+  return static_cast<const unsigned char*>(pointer) - emulator::block->shared.data();
 }
 
 template <int BYTES, bool CACHED = BYTES != 16>
@@ -372,7 +434,7 @@ void wait_copies() {
 }
 
 inline void load_matrices(unsigned (&to)[4], unsigned from) {
-  if (from % 16 || from + 16 > emulator::shared.size()) {
+  if (from % 16 || from + 16 > emulator::block->shared.size()) {
     emulator::fail("a matrix row from a wrong place in shared memory");
   }
   auto& deposit = emulator::self().deposit;
@@ -383,7 +445,7 @@ inline void load_matrices(unsigned (&to)[4], unsigned from) {
       for (int matrix = 0; matrix < 4; matrix++) {
         const auto row = *static_cast<unsigned*>(lanes[matrix * 8 + lane / 4].deposit[1]);
         std::memcpy(static_cast<unsigned*>(lanes[lane].deposit[0]) + matrix,
-                    &emulator::shared[row + lane % 4 * 4], 4);
+                    &emulator::block->shared[row + lane % 4 * 4], 4);
       }
     }
   });
@@ -463,11 +525,11 @@ inline unsigned described(unsigned long long matrix, int row, int k, int bytes) 
   } else {
     at += row % 8 * 16 + in_row / 16 * field(16) + in_row % 16;
   }
-  if (matrix << 2 >> 48 || matrix >> 63 || at + bytes > emulator::shared.size()) {
+  if (matrix << 2 >> 48 || matrix >> 63 || at + bytes > emulator::block->shared.size()) {
     emulator::fail("a matrix outside of shared memory");
   }
   unsigned bits = 0;
-  std::memcpy(&bits, &emulator::shared[at], bytes);
+  std::memcpy(&bits, &emulator::block->shared[at], bytes);
   return bits;
 }
 
@@ -475,7 +537,7 @@ namespace emulator {
 
 // The part of a product that the threads of one warp hold.
 inline void multiply(Fiber* lanes, std::size_t number) {
-  const int warp = (lanes - fibers.data()) / 32 % 4;
+  const int warp = (lanes - fibers.data()) % block_threads / 32 % 4;
   auto product = [&](int lane) { return lanes[lane].product_groups.front()[number]; };
   const Product first = product(0);
   const int depth = 32 / first.bytes;
@@ -541,7 +603,7 @@ void multiply_add_async(float (&acc)[COLUMNS][4], const unsigned (&a)[4], unsign
 
 inline void set_up_barrier(unsigned barrier, int arrivals) {
   emulator::check_target(barrier, 8, 8);
-  emulator::barriers[barrier] = {arrivals, arrivals};
+  emulator::block->barriers[barrier] = {arrivals, arrivals};
 }
 
 inline void publish_barriers() {}
@@ -579,3 +641,16 @@ template <int COUNT>
 void give_registers() {}
 template <int COUNT>
 void take_registers() {}
+
+#define CLUSTER_OF(BLOCKS)
+
+inline void sync_cluster() {
+  emulator::meet(emulator::cluster, emulator::block_threads * emulator::blocks.size(), [] {});
+}
+inline void leave_cluster() { sync_cluster(); }
+
+template <int COUNT>
+void load_remote(float* to, unsigned from, int block) {
+  emulator::check_target(from, 4 * COUNT, 4 * COUNT);
+  std::memcpy(to, &emulator::blocks.at(block).shared[from], 4 * COUNT);
+}

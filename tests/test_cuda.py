@@ -369,17 +369,42 @@ EMULATED: list[tuple[str, str, Config]] = (
                 "stages": stages,
                 "cached": "r1" not in text,
                 "splits": splits,
+                "cluster": cluster,
             },
         )
-        for tile_p, tile_m, stages, splits, text in [
-            (128, 64, 3, 1, "conv2d f16 n3 c40 h14 w9 k70 r3 s3 pad1 nhwc bias"),
-            (128, 128, 2, 1, "conv2d f16 n1 c72 h19 w17 k20 r3 s2 stride2,1 dil1,2 groups2 act:relu"),
-            (256, 64, 2, 2, "conv2d f16 n2 c128 h14 w14 k72 r2 s2 nhwc bias"),
-            (128, 256, 2, 1, "conv_transpose2d f16 n1 c24 h9 w8 k264 r3 s3 stride2 pad1 nhwc bias"),
-            (128, 64, 3, 1, "conv2d f32 n3 c20 h14 w9 k70 r3 s3 pad1 nhwc bias tf32"),
-            (256, 64, 2, 2, "conv2d f32 n3 c64 h12 w9 k12 r3 s2 pad1,2 bias tf32"),
-            (128, 128, 2, 1, "conv_transpose2d f32 n1 c6 h9 w8 k10 r3 s3 stride2 pad1 bias tf32"),
-            (256, 128, 2, 1, "conv2d f32 n1 c40 h23 w23 k132 r1 s1 nhwc act:silu tf32"),
+        for tile_p, tile_m, stages, splits, cluster, text in [
+            (128, 64, 3, 1, 1, "conv2d f16 n3 c40 h14 w9 k70 r3 s3 pad1 nhwc bias"),
+            (
+                128,
+                128,
+                2,
+                1,
+                1,
+                "conv2d f16 n1 c72 h19 w17 k20 r3 s2 stride2,1 dil1,2 groups2 act:relu",
+            ),
+            (256, 64, 2, 2, 1, "conv2d f16 n2 c128 h14 w14 k72 r2 s2 nhwc bias"),
+            (
+                128,
+                256,
+                2,
+                1,
+                1,
+                "conv_transpose2d f16 n1 c24 h9 w8 k264 r3 s3 stride2 pad1 nhwc bias",
+            ),
+            (128, 64, 3, 1, 1, "conv2d f32 n3 c20 h14 w9 k70 r3 s3 pad1 nhwc bias tf32"),
+            (256, 64, 2, 2, 1, "conv2d f32 n3 c64 h12 w9 k12 r3 s2 pad1,2 bias tf32"),
+            (
+                128,
+                128,
+                2,
+                1,
+                1,
+                "conv_transpose2d f32 n1 c6 h9 w8 k10 r3 s3 stride2 pad1 bias tf32",
+            ),
+            (256, 128, 2, 1, 1, "conv2d f32 n1 c40 h23 w23 k132 r1 s1 nhwc act:silu tf32"),
+            # splits in a cluster, which adds them up
+            (128, 64, 3, 3, 3, "conv2d f16 n3 c64 h9 w9 k72 r2 s2 nhwc bias act:relu"),
+            (128, 64, 3, 2, 2, "conv_transpose2d f32 n3 c32 h8 w6 k9 r3 s3 stride2 bias tf32"),
         ]
     ]
     + [
@@ -416,19 +441,30 @@ def test_plain_kernels_on_the_cpu(emulator: Emulator, name: str, layout: str) ->
             contract.verify(emulator.device, algorithm, problem, config)
 
 
-def test_the_emulator_notices_a_missing_wait(
-    emulator: Emulator, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("name", "right", "broken"),
+    [
+        ("implicit_gemm_mma", "wait_copies<STAGES - 2>();", "wait_copies<STAGES - 1>();"),
+        ("implicit_gemm_wgmma", "wait_barrier(full_barrier(shared, slot.at), slot.parity);", ""),
+        ("implicit_gemm_wgmma", "wait_products<1>();\n    release();", "release();"),
+        ("implicit_gemm_wgmma", "sync_some<GROUP>(PRODUCER_BARRIER);", ""),
+        ("implicit_gemm_wgmma", "wait_barrier(empty_barrier(shared, slot.at), slot.parity ^ 1);", ""),
+    ],
+)
+def test_the_emulator_notices_what_is_missing(
+    emulator: Emulator, monkeypatch: pytest.MonkeyPatch, name: str, right: str, broken: str
 ) -> None:
     """Else the tests above would prove little."""
     from wgpuconv.plugins.cuda import source
 
-    name, text, config = next(e for e in EMULATED if e[0] == "implicit_gemm_mma")
+    name, text, config = next(e for e in EMULATED if e[0] == name)
     algorithm = next(a for a in ALGORITHMS if a.name == name)
-    broken = load(name).replace("wait_copies<STAGES - 2>();", "wait_copies<STAGES - 1>();")
-    assert broken != load(name)
-    monkeypatch.setattr(source, "load", lambda file: broken if file == name else load(file))
-    with pytest.raises(AssertionError, match="elements are wrong"):
-        contract.verify(emulator.device, algorithm, ConvProblem.parse(text), config)
+    assert load(name).count(right) == 1
+    changed = load(name).replace(right, broken)
+    monkeypatch.setattr(source, "load", lambda file: changed if file == name else load(file))
+    few = dataclasses.replace(HOPPER, cores=2)
+    with pytest.raises(AssertionError, match="elements are wrong|runs differ|block . thread"):
+        contract.verify(emulator.device, algorithm, ConvProblem.parse(text), config, facts=few)
 
 
 def test_tf32_is_told_from_f32(emulator: Emulator) -> None:

@@ -61,6 +61,8 @@ FILLS = (1, 2)
 """Blocks a multiprocessor that a split sum should make."""
 LEAST_STEPS = 4
 """Steps over k below which another split does not pay."""
+MOST_CLUSTER = 8
+"""Blocks of a cluster, on every GPU that has them."""
 MOST_WASTE = 2.0
 """Tiles that compute that many times what the best one does are left out."""
 
@@ -95,25 +97,24 @@ class ImplicitGemmWgmma(CudaAlgorithm):
         ]
         computed = {t: self._tiles(p, t) * t.p * t.m for t in tiles}
         configs: list[Config] = []
+        # The first-level cache helps where taps share pixels.
+        cached = max(phase.taps for phase in phases(p)) > 1
         for tile in tiles:
             if computed[tile] > MOST_WASTE * min(computed.values()):
                 continue
-            # The first-level cache helps where taps share pixels.
-            cached = max(phase.taps for phase in phases(p)) > 1
             most = min(_most_steps(p) // LEAST_STEPS, 32)
             wanted = {min(fill * facts.cores // self._tiles(p, tile), most) for fill in FILLS}
+            several = sorted(splits for splits in wanted if splits > 1)
+            clusters = sorted({min(splits, MOST_CLUSTER) for splits in several[:1]})
             configs += [
-                tile._asdict() | {"cached": cached, "splits": splits}
-                for splits in sorted({splits for splits in wanted if splits > 1} | {1})
+                _config(tile, cached, splits, cluster)
+                for splits, cluster in [
+                    (1, 1),
+                    *((c, c) for c in clusters),
+                    *((s, 1) for s in several),
+                ]
             ]
-        return [
-            {
-                "tile_p": c["p"],
-                "tile_m": c["m"],
-                **{n: c[n] for n in ("stages", "cached", "splits")},
-            }
-            for c in configs
-        ]
+        return configs
 
     @staticmethod
     def _tiles(p: ConvProblem, tile: Tile) -> int:
@@ -124,19 +125,19 @@ class ImplicitGemmWgmma(CudaAlgorithm):
         self, problem: ConvProblem, config: Config, facts: Facts, workspace_limit: int
     ) -> Plan:
         p = problem
-        limits, tile, splits = facts.limits, _tile_of(config), int(config["splits"])
+        limits, tile, slices = facts.limits, _tile_of(config), _slices(config)
         tables = Tables(limits)
         bias = bias_region(p, tables)
         x = source(p, limits, vector=16 // p.itemsize)
         partial = align(x.nbytes, limits.storage_alignment)
-        partial_bytes = 4 * splits * p.out_bytes // p.itemsize if splits > 1 else 0
-        workspace = partial + partial_bytes if splits > 1 else x.nbytes
+        partial_bytes = 4 * slices * p.out_bytes // p.itemsize if slices > 1 else 0
+        workspace = partial + partial_bytes if slices > 1 else x.nbytes
         if workspace > workspace_limit:
             raise AlgorithmRefusedError(
                 f"needs {workspace} bytes for the input with its channels last and the partial "
-                f"sums of {splits} split(s), may have {workspace_limit}"
+                f"sums of {slices} split(s), may have {workspace_limit}"
             )
-        target = Region("workspace", partial, partial_bytes) if splits > 1 else Region("out")
+        target = Region("workspace", partial, partial_bytes) if slices > 1 else Region("out")
         products = Products(tile.m, ROW_BYTES // p.itemsize)
         block = _channel_block(p, x.channels)
         prepare: list[Pass] = []
@@ -157,8 +158,8 @@ class ImplicitGemmWgmma(CudaAlgorithm):
             copies = (steps + 1) * products.k // x.vector
             taps = tables.add(tap_copies(phase, x.strides, x.channels, x.vector, copies, block))
             passes.append(self._pass(p, config, phase, x, steps, packed, taps, bias, target, facts))
-        if splits > 1:
-            passes.append(reduce_pass(p, splits, target, bias, limits))
+        if slices > 1:
+            passes.append(reduce_pass(p, slices, target, bias, limits))
         return Plan(
             p,
             self.name,
@@ -184,6 +185,7 @@ class ImplicitGemmWgmma(CudaAlgorithm):
         facts: Facts,
     ) -> Pass:
         tile, splits, s = _tile_of(config), int(config["splits"]), x.strides
+        cluster, split = int(config["cluster"]), _slices(config) > 1
         m_tiles = ceil_div(p.k_group, tile.m)
         p_tiles = ceil_div(p.n * phase.pixels, tile.p)
         tiles = m_tiles * p_tiles * p.groups * splits
@@ -196,12 +198,13 @@ class ImplicitGemmWgmma(CudaAlgorithm):
             CACHED=bool(config["cached"]),
             CHANNELS_LAST=p.layout == "NHWC",
             OUT_VECTOR=out_vector(p),
-            SPLIT=splits > 1,
+            SPLIT=split,
+            CLUSTER=cluster,
             SHARED_BYTES=_shared_bytes(tile, p, split=splits > 1),
-            Out="f32" if splits > 1 else p.dtype,
+            Out="f32" if split else p.dtype,
         )
         return Pass(
-            shader if splits > 1 else shader.ending_with(p.activation),
+            shader if split else shader.ending_with(p.activation),
             params(
                 **gather_params(p, phase),
                 x_g=x.x_g,
@@ -219,11 +222,12 @@ class ImplicitGemmWgmma(CudaAlgorithm):
                 **activation_params(p),
             ),
             (("x", x.region), ("packed", packed), ("taps", taps), ("bias", bias), ("y", target)),
-            grid_1d(min(tiles, facts.cores), facts.limits),
+            grid_1d(tiles if cluster > 1 else min(tiles, facts.cores), facts.limits),
         )
 
     def cost(self, problem: ConvProblem, config: Config, facts: Facts) -> float:
         p, tile, splits = problem, _tile_of(config), int(config["splits"])
+        slices, cluster = _slices(config), int(config["cluster"])
         x = source(p, facts.limits, vector=16 // p.itemsize)
         steps = ceil_div(_most_steps(p), splits)
         rounds = ceil_div(self._tiles(p, tile) * splits, facts.cores)  # tiles of one core
@@ -235,10 +239,28 @@ class ImplicitGemmWgmma(CudaAlgorithm):
         loaded = ROW_BYTES * (tile.m + (tile.p / 3 if config["cached"] else tile.p))
         seconds = rounds * steps * max(compute, loaded / 40e9)
         seconds += (rounds + 4) * facts.latency  # between tiles, before the first, after the last
-        partial = 2 * splits * 4 * p.out_bytes // p.itemsize if splits > 1 else 0
+        if cluster > 1:  # each waits for the others, and reads their sums
+            seconds += 2 * facts.latency + 4 * tile.p * tile.m / 40e9
+        partial = 2 * slices * 4 * p.out_bytes // p.itemsize if slices > 1 else 0
         traffic = p.input_bytes + p.out_bytes + 3 * p.weight_bytes + 2 * x.nbytes + partial
-        launches = len(phases(p)) * 2 + len(x.passes) + (splits > 1)
+        launches = len(phases(p)) * 2 + len(x.passes) + (slices > 1)
         return max(seconds, traffic / facts.bandwidth) + launches * facts.launch
+
+
+def _config(tile: Tile, cached: bool, splits: int, cluster: int) -> Config:
+    return {
+        "tile_p": tile.p,
+        "tile_m": tile.m,
+        "stages": tile.stages,
+        "cached": cached,
+        "splits": splits,
+        "cluster": cluster,
+    }
+
+
+def _slices(config: Config) -> int:
+    """Of partial sums in workspace: the blocks of a cluster need none."""
+    return int(config["splits"]) // int(config["cluster"])
 
 
 def _tile_of(config: Config) -> Tile:

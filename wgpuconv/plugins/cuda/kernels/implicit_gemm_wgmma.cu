@@ -12,6 +12,10 @@
 //
 // Halves are multiplied from shared memory. Of floats, A goes through registers on the way, which
 // rounds it to TF32; products of one half of a step run while the other half is rounded.
+//
+// The sum over k may be split. Either the blocks of a CLUSTER take one split each of the same tile,
+// the only one of the block; then each adds up its share of the tile from the shared memory of all.
+// Or, with SPLIT, partial sums go to y as floats, one slice a split, and reduce_splits finishes.
 
 #include "wgmma.cuh"
 #include "mma.cuh"
@@ -25,6 +29,7 @@ constexpr bool CACHED = true;  // A goes through the first-level cache: taps sha
 constexpr bool CHANNELS_LAST = true;  // the output's order
 constexpr int OUT_VECTOR = 8;  // elements of one store
 constexpr bool SPLIT = false;
+constexpr int CLUSTER = 1;  // blocks that share the sum of a tile
 using Out = Half;  // Scalar, or float for partial sums
 constexpr Activation ACTIVATION = Activation::identity;
 constexpr int THREADS = 384;
@@ -68,6 +73,7 @@ struct Params {
 
 constexpr int BYTES = sizeof(Scalar);
 static_assert(sizeof(Out) == (SPLIT ? 4 : BYTES), "partial sums are floats");
+static_assert(!SPLIT || CLUSTER == 1, "the sum is split in one way");
 constexpr int CHUNK = 16 / BYTES;  // elements of one copy
 constexpr int ROW_CHUNKS = 8;
 constexpr int ROW_BYTES = 128;
@@ -80,7 +86,9 @@ constexpr int STAGE_BYTES = A_BYTES + B_BYTES;
 constexpr int GROUP = 128;  // threads of a warpgroup
 constexpr int CONSUMERS = 2;
 static_assert(THREADS == (CONSUMERS + 1) * GROUP, "and the producer");
-constexpr int PRODUCER_BARRIER = 1 + CONSUMERS;  // sync_some: the consumers have those before it
+// For sync_some; each consumer has one before them for itself.
+constexpr int PRODUCER_BARRIER = 1 + CONSUMERS;
+constexpr int CONSUMER_BARRIER = 2 + CONSUMERS;
 constexpr int ROWS = TILE_P / CONSUMERS / 64;  // of 64 pixels that a consumer multiplies
 static_assert(ROWS == 1 || ROWS == 2);
 constexpr int A_ROWS = GROUP / ROW_CHUNKS;  // that one copy of each thread covers
@@ -92,11 +100,16 @@ constexpr int CONSUMER_REGISTERS = A_COPIES > 8 ? 216 : 232;
 // What a consumer stores at once: 64 pixels, of each as many filters as are one line of memory.
 constexpr int STORED_M = ROW_BYTES / BYTES;
 constexpr int STORED_BYTES =
-    SPLIT ? 0 : BYTES * (CHANNELS_LAST ? 64 * (STORED_M + 8) : STORED_M * (64 + CHUNK));
+    SPLIT || CLUSTER > 1 ? 0 : BYTES * (CHANNELS_LAST ? 64 * (STORED_M + 8) : STORED_M * (64 + CHUNK));
 constexpr int STORED_AT = STAGES * STAGE_BYTES;
 constexpr int PLACES_AT = STORED_AT + CONSUMERS * STORED_BYTES;
 constexpr int PIXELS_AT = PLACES_AT + 4 * TILE_P;
 constexpr int BARRIERS_AT = PIXELS_AT + 2 * 8 * TILE_P;
+
+// Of a cluster: the sums of a block in the place of the slots, with rows that begin on other banks.
+constexpr int SUMS_ROWS = CHANNELS_LAST ? TILE_P : TILE_M;
+constexpr int SUMS_PITCH = (CHANNELS_LAST ? TILE_M : TILE_P) + 8;
+static_assert(CLUSTER == 1 || 4 * SUMS_ROWS * SUMS_PITCH <= STORED_AT, "the sums fit");
 static_assert(SHARED_BYTES >= BARRIERS_AT + 2 * 8 * STAGES, "the host asks for enough");
 
 // One tile of the output, or one split of it.
@@ -111,13 +124,19 @@ struct Work {
 
 __device__ inline Work work_of(const Params& params, int tile) {
   Work work;
+  if constexpr (CLUSTER > 1) {
+    work.split = tile % CLUSTER;
+    tile /= CLUSTER;
+  }
   // Filters innermost: blocks that run side by side share their pixels in the second-level cache.
   work.m_tile = tile % params.m_tiles;
   tile /= params.m_tiles;
   work.p_tile = tile % params.p_tiles;
   tile /= params.p_tiles;
   work.group = tile % params.groups;
-  work.split = tile / params.groups;
+  if constexpr (CLUSTER == 1) {
+    work.split = tile / params.groups;
+  }
   work.first_step = static_cast<long long>(work.split) * params.k_steps / params.splits;
   work.end_step = static_cast<long long>(work.split + 1) * params.k_steps / params.splits;
   return work;
@@ -211,6 +230,10 @@ __device__ inline void produce(const Params& params, const Scalar* x, const Scal
   }
   commit_copies();
   wait_copies<0>();  // none may be on its way when the thread ends
+  if constexpr (CLUSTER > 1) {
+    sync_cluster();
+    leave_cluster();
+  }
 }
 
 // Floats of A on their way to the tensor cores, rounded: half of the pixels, or half of k where there
@@ -273,6 +296,68 @@ __device__ inline void multiply(Operands& own, unsigned slot, unsigned a, Releas
   }
 }
 
+// Leaves the sums of this block where the others of the cluster find them.
+__device__ inline void leave_sums(const Operands& own, int first_p, int lane) {
+  float* sums = reinterpret_cast<float*>(shared_memory());
+#pragma unroll
+  for (int i = 0; i < ROWS; i++) {
+#pragma unroll
+    for (int j = 0; j < TILE_M / 8; j++) {
+#pragma unroll
+      for (int half = 0; half < 2; half++) {
+        const int p = first_p + i * 64 + half * 8 + lane / 4;
+        const int m = j * 8 + lane % 4 * 2;
+        const float* pair = own.acc[i][j] + 2 * half;
+        if constexpr (CHANNELS_LAST) {
+          store_pair(sums + p * SUMS_PITCH + m, pair[0], pair[1]);
+        } else {
+          sums[m * SUMS_PITCH + p] = pair[0];
+          sums[(m + 1) * SUMS_PITCH + p] = pair[1];
+        }
+      }
+    }
+  }
+}
+
+// Adds up and stores this block's share of the tile. The order of the additions is fixed, so that
+// two runs agree to the bit.
+__device__ inline void store_share(const Target<Scalar>& target, int block, Scalar* y) {
+  constexpr int LOADED = OUT_VECTOR > 4 ? 4 : OUT_VECTOR;
+  constexpr int RUNS = (CHANNELS_LAST ? TILE_M : TILE_P) / OUT_VECTOR;
+  const unsigned sums = shared_address(shared_memory());
+  const int first = block * SUMS_ROWS / CLUSTER * RUNS;
+  const int end = (block + 1) * SUMS_ROWS / CLUSTER * RUNS;
+  for (int run = first + threadIdx.x; run < end; run += CONSUMERS * GROUP) {
+    const int row = run / RUNS;
+    const int column = run % RUNS * OUT_VECTOR;
+    const int place = target.y_of_pixel[CHANNELS_LAST ? row : column];
+    const int m = target.m0 + (CHANNELS_LAST ? column : row);
+    if (place < 0 || m >= target.m) {
+      continue;
+    }
+    float parts[CLUSTER][OUT_VECTOR];
+#pragma unroll
+    for (int i = 0; i < CLUSTER; i++) {
+#pragma unroll
+      for (int v = 0; v < OUT_VECTOR; v += LOADED) {
+        load_remote<LOADED>(parts[i] + v, sums + 4 * (row * SUMS_PITCH + column + v), i);
+      }
+    }
+    alignas(16) Scalar finished[OUT_VECTOR];
+#pragma unroll
+    for (int v = 0; v < OUT_VECTOR; v++) {
+      float sum = parts[0][v];
+#pragma unroll
+      for (int i = 1; i < CLUSTER; i++) {
+        sum += parts[i][v];
+      }
+      sum += to_float(target.bias[CHANNELS_LAST ? m + v : m]);
+      finished[v] = from_float<Scalar>(activate<ACTIVATION>(sum, target.act_a, target.act_b));
+    }
+    copy_run<OUT_VECTOR>(y + place + m * target.y_m, finished);
+  }
+}
+
 __device__ inline void consume(const Params& params, const Scalar* bias, Out* y) {
   const int group = threadIdx.x / GROUP;
   const int warp = threadIdx.x % GROUP / 32;
@@ -323,6 +408,14 @@ __device__ inline void consume(const Params& params, const Scalar* bias, Out* y)
           own.acc, warp * 16, 0, lane, all,
           reinterpret_cast<float*>(y) + static_cast<long long>(work.split) * params.y_elements);
       Warpgroup::sync();  // all have read them
+    } else if constexpr (CLUSTER > 1) {
+      sync_some<CONSUMERS * GROUP>(CONSUMER_BARRIER);  // no products read the slots any more
+      leave_sums(own, group * 64 * ROWS + warp * 16, lane);
+      sync_cluster();
+      Target<Scalar> target = all;
+      target.y_of_pixel -= group * 64 * ROWS;
+      store_share(target, work.split, reinterpret_cast<Scalar*>(y));
+      leave_cluster();
     } else {
 #pragma unroll
       for (int i = 0; i < ROWS; i++) {
@@ -337,7 +430,7 @@ __device__ inline void consume(const Params& params, const Scalar* bias, Out* y)
   }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
+extern "C" __global__ void CLUSTER_OF(CLUSTER) __launch_bounds__(THREADS, 1)
     implicit_gemm_wgmma(Params params, const Scalar* __restrict__ x,
                         const Scalar* __restrict__ packed, const int2* __restrict__ taps,
                         const Scalar* __restrict__ bias, Out* __restrict__ y) {

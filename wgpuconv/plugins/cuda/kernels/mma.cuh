@@ -110,6 +110,21 @@ struct Target {
   float act_b;
 };
 
+// Copies elements that lie side by side and are aligned to all of them.
+template <int VECTOR, typename T>
+__device__ inline void copy_run(T* to, const T* from) {
+  if constexpr (VECTOR * sizeof(T) == 16) {
+    *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from);
+  } else if constexpr (VECTOR * sizeof(T) == 8) {
+    *reinterpret_cast<uint2*>(to) = *reinterpret_cast<const uint2*>(from);
+  } else if constexpr (VECTOR * sizeof(T) == 4) {
+    *reinterpret_cast<unsigned*>(to) = *reinterpret_cast<const unsigned*>(from);
+  } else {
+    static_assert(VECTOR == 1);
+    *to = *from;
+  }
+}
+
 // The threads that store a tile together: all of the block,
 template <int COUNT>
 struct WholeBlock {
@@ -185,16 +200,7 @@ __device__ void store(const float (&acc)[ROWS_P][COLUMNS][4], int warp_p, int wa
       }
       const T* from = tile + row * PITCH + column;
       T* to = y + place + m * target.y_m;
-      if constexpr (VECTOR * sizeof(T) == 16) {
-        *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from);
-      } else if constexpr (VECTOR * sizeof(T) == 8) {
-        *reinterpret_cast<uint2*>(to) = *reinterpret_cast<const uint2*>(from);
-      } else if constexpr (VECTOR * sizeof(T) == 4) {
-        *reinterpret_cast<unsigned*>(to) = *reinterpret_cast<const unsigned*>(from);
-      } else {
-        static_assert(VECTOR == 1);
-        *to = *from;
-      }
+      copy_run<VECTOR>(to, from);
     }
   }
 }

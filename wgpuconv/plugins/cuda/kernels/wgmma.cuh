@@ -69,6 +69,51 @@ __device__ inline void copy_bulk(unsigned to, const void* from, int bytes, unsig
 #endif
 }
 
+// ---- clusters: blocks that run at the same time and read each other's shared memory ----
+
+// In a kernel's declaration: how many neighbouring blocks are a cluster.
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#define CLUSTER_OF(BLOCKS) __cluster_dims__(BLOCKS, 1, 1)
+#else
+#define CLUSTER_OF(BLOCKS)
+#endif
+
+// Waits until all threads of the cluster have come.
+__device__ inline void sync_cluster() {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+#endif
+}
+
+// The same for those that have read each other's shared memory, before any of it goes away. It does
+// not wait for what they have written.
+__device__ inline void leave_cluster() {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  asm volatile("barrier.cluster.arrive.relaxed;\nbarrier.cluster.wait;" ::: "memory");
+#endif
+}
+
+// COUNT floats (1, 2 or 4), aligned to all of them, of the shared memory of a block of the cluster.
+template <int COUNT>
+__device__ inline void load_remote(float* to, unsigned from, int block) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  unsigned remote;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(from), "r"(block));
+  if constexpr (COUNT == 4) {
+    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(to[0]), "=f"(to[1]), "=f"(to[2]), "=f"(to[3])
+                 : "r"(remote));
+  } else if constexpr (COUNT == 2) {
+    asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];"
+                 : "=f"(to[0]), "=f"(to[1])
+                 : "r"(remote));
+  } else {
+    static_assert(COUNT == 1);
+    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(to[0]) : "r"(remote));
+  }
+#endif
+}
+
 // ---- registers ----
 
 // All warps of a warpgroup call one of these: from then on each thread may hold COUNT registers.
