@@ -99,6 +99,9 @@ struct Fiber {
   std::deque<std::vector<Copy>> groups;  // of copies on their way
   std::vector<Copy> group;
   bool done = false;
+  // What the thread waits for: that the word, as far as the mask goes, is no longer this value.
+  const unsigned* word = nullptr;
+  unsigned value, mask;
   void* deposit[3];
   std::deque<std::vector<Product>> product_groups;
   std::vector<Product> products;
@@ -146,6 +149,17 @@ inline Fiber& self() { return fibers[(block - blocks.data()) * block_threads + t
 
 inline void yield() { swapcontext(&self().context, &main_context); }
 
+inline void wait_while(const unsigned& word, unsigned value, unsigned mask) {
+  auto& fiber = self();
+  fiber.word = &word;
+  fiber.value = value;
+  fiber.mask = mask;
+  while (((word ^ value) & mask) == 0) {
+    yield();
+  }
+  fiber.word = nullptr;
+}
+
 template <typename Action>
 void meet(Meeting& meeting, int count, Action action) {
   progress++;
@@ -155,10 +169,7 @@ void meet(Meeting& meeting, int count, Action action) {
     action();
     return;
   }
-  const unsigned turn = meeting.turn;
-  while (meeting.turn == turn) {
-    yield();
-  }
+  wait_while(meeting.turn, meeting.turn, ~0u);
 }
 
 template <typename Action>
@@ -246,6 +257,7 @@ inline void begin() {
 
 inline void start(Fiber& fiber) {
   fiber.done = false;
+  fiber.word = nullptr;
   fiber.groups.clear();
   fiber.group.clear();
   fiber.product_groups.clear();
@@ -261,7 +273,7 @@ inline void start(Fiber& fiber) {
 inline void run_threads(Fiber* first) {
   for (int i = 0; i < block_threads; i++) {
     auto& fiber = first[i];
-    if (fiber.done) {
+    if (fiber.done || (fiber.word && ((*fiber.word ^ fiber.value) & fiber.mask) == 0)) {
       continue;
     }
     threadIdx.x = i;
@@ -349,7 +361,9 @@ inline const char* launch(unsigned grid, int threads, unsigned shared_bytes, int
 
 }  // namespace emulator
 
-inline void __syncthreads() { emulator::meet(emulator::block->all, emulator::block_threads, [] {}); }
+inline void __syncthreads() {
+  emulator::meet(emulator::block->all, emulator::block_threads, [] {});
+}
 
 template <int COUNT>
 void sync_some(int number) {
@@ -626,9 +640,7 @@ inline void arrive_with_copies(unsigned barrier) {
 }
 
 inline void wait_barrier(unsigned barrier, unsigned parity) {
-  while ((emulator::barrier_at(barrier).phase & 1) == parity) {
-    emulator::yield();
-  }
+  emulator::wait_while(emulator::barrier_at(barrier).phase, parity, 1);
 }
 
 inline void copy_bulk(unsigned to, const void* from, int bytes, unsigned barrier) {

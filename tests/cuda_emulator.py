@@ -57,9 +57,9 @@ constexpr auto places(void (*)(Params, Pointers...)) {{
 static const void* given_params;
 static void** given_pointers;
 
-extern "C" const char* emulated_launch(unsigned grid, int threads, unsigned shared_bytes, int cluster,
-                                const void* params, void** pointers, const char** begins,
-                                const char** ends, int arrays) {{
+extern "C" const char* emulated_launch(unsigned grid, int threads, unsigned shared_bytes,
+                                       int cluster, const void* params, void** pointers,
+                                       const char** begins, const char** ends, int arrays) {{
   given_params = params;
   given_pointers = pointers;
   emulator::arrays.clear();

@@ -3,12 +3,13 @@
 //
 // Each block stays on its multiprocessor and computes one tile after the other, TILE_P pixels by
 // TILE_M filters. Its warpgroups have different work. The last one, the producer, copies the steps
-// over k to a ring of STAGES slots in shared memory; the others, the consumers, multiply half of the
-// pixels each, and store them. While they store, the producer copies the next tile's first steps.
-// A slot has two barriers: `full` counts what has arrived, `empty` the warps that have done with it.
+// over k to a ring of STAGES slots in shared memory; the others, the consumers, multiply half of
+// the pixels each, and store them. While they store, the producer copies the next tile's first
+// steps. A slot has two barriers: `full` counts what has arrived, `empty` the warps that have done
+// with it.
 //
-// A slot holds rows of 128 bytes: of A as swizzled<8> permutes them, gathered in copies of 16 bytes;
-// of B as pack_filters writes them with CORES, in one copy.
+// A slot holds rows of 128 bytes: of A as swizzled<8> permutes them, gathered in copies of 16
+// bytes; of B as pack_filters writes them with CORES, in one copy.
 //
 // Halves are multiplied from shared memory. Of floats, A goes through registers on the way, which
 // rounds it to TF32; products of one half of a step run while the other half is rounded.
@@ -93,14 +94,14 @@ constexpr int ROWS = TILE_P / CONSUMERS / 64;  // of 64 pixels that a consumer m
 static_assert(ROWS == 1 || ROWS == 2);
 constexpr int A_ROWS = GROUP / ROW_CHUNKS;  // that one copy of each thread covers
 constexpr int A_COPIES = TILE_P / A_ROWS;
-// What a thread may hold: together they are those of a multiprocessor. A producer needs two a copy.
+// What a thread may hold; together, all of a multiprocessor. A producer needs two a copy.
 constexpr int PRODUCER_REGISTERS = A_COPIES > 8 ? 72 : 40;
 constexpr int CONSUMER_REGISTERS = A_COPIES > 8 ? 216 : 232;
 
 // What a consumer stores at once: 64 pixels, of each as many filters as are one line of memory.
 constexpr int STORED_M = ROW_BYTES / BYTES;
-constexpr int STORED_BYTES =
-    SPLIT || CLUSTER > 1 ? 0 : BYTES * (CHANNELS_LAST ? 64 * (STORED_M + 8) : STORED_M * (64 + CHUNK));
+constexpr int STORED = CHANNELS_LAST ? 64 * (STORED_M + 8) : STORED_M * (64 + CHUNK);
+constexpr int STORED_BYTES = SPLIT || CLUSTER > 1 ? 0 : BYTES * STORED;
 constexpr int STORED_AT = STAGES * STAGE_BYTES;
 constexpr int PLACES_AT = STORED_AT + CONSUMERS * STORED_BYTES;
 constexpr int PIXELS_AT = PLACES_AT + 4 * TILE_P;
@@ -236,8 +237,8 @@ __device__ inline void produce(const Params& params, const Scalar* x, const Scal
   }
 }
 
-// Floats of A on their way to the tensor cores, rounded: half of the pixels, or half of k where there
-// are but 64 pixels.
+// Floats of A on their way to the tensor cores, rounded: half of the pixels, or half of k where
+// there are but 64 pixels.
 constexpr int HALF = ROWS == 2 ? STEP_PRODUCTS : STEP_PRODUCTS / 2;
 
 // What one consumer holds in registers. Products that are not done still use it.
@@ -285,7 +286,8 @@ __device__ inline void multiply(Operands& own, unsigned slot, unsigned a, Releas
       begin_products();
 #pragma unroll
       for (int k = 0; k < HALF; k++) {
-        multiply_add_async<Scalar>(own.acc[i], own.fragments[half][k], filters_of(slot, first_k + k));
+        multiply_add_async<Scalar>(own.acc[i], own.fragments[half][k],
+                                   filters_of(slot, first_k + k));
       }
       commit_products();
       wait_products<1>();
@@ -422,8 +424,8 @@ __device__ inline void consume(const Params& params, const Scalar* bias, Out* y)
         Target<Scalar> target = all;
         target.y_of_pixel += 64 * i;
         store<Warpgroup, 64, STORED_M, CHANNELS_LAST, OUT_VECTOR, ACTIVATION, 64>(
-            reinterpret_cast<const float(&)[1][TILE_M / 8][4]>(own.acc[i]), warp * 16, 0, lane, target,
-            stored, reinterpret_cast<Scalar*>(y));
+            reinterpret_cast<const float(&)[1][TILE_M / 8][4]>(own.acc[i]), warp * 16, 0, lane,
+            target, stored, reinterpret_cast<Scalar*>(y));
         Warpgroup::sync();  // all have read what was staged
       }
     }

@@ -18,16 +18,17 @@ __device__ inline int swizzled(int row, int chunk) {
   return (row * ROW_CHUNKS + (chunk ^ (row / ROWS & (ROW_CHUNKS - 1)))) * 16;
 }
 
-// What wgmma takes for a matrix of rows of k: groups of 8 rows of 16 bytes that lie side by side (128
-// bytes). Where the first such group lies, and how many bytes it is to the next along k and along
-// the rows.
+// What wgmma takes for a matrix of rows of k: groups of 8 rows of 16 bytes that lie side by side
+// (128 bytes). Where the first such group lies, and how many bytes it is to the next along k and
+// along the rows.
 __device__ inline unsigned long long matrix(unsigned at, unsigned next_k, unsigned next_rows) {
   auto field = [](unsigned bytes) { return static_cast<unsigned long long>(bytes >> 4 & 0x3fff); };
   return field(at) | field(next_k) << 16 | field(next_rows) << 32;
 }
 
-// The same for rows of 128 bytes one after the other, whose chunks are permuted as swizzled<8> does
-// it; the first row lies at a multiple of 1024, and `at` is as many bytes further as k has advanced.
+// The same for rows of 128 bytes one after the other, whose chunks are permuted as swizzled<8>
+// does it; the first row lies at a multiple of 1024, and `at` is as many bytes further as k has
+// advanced.
 __device__ inline unsigned long long swizzled_matrix(unsigned at) {
   return matrix(at, 16, 1024) | 1ull << 62;
 }
@@ -208,8 +209,8 @@ __device__ void store(const float (&acc)[ROWS_P][COLUMNS][4], int warp_p, int wa
 // The partial sums of a split product, as they are: reduce_splits finishes. With PAIRS two
 // neighbouring filters lie side by side in y, aligned to both.
 template <int STEP_P, bool PAIRS = false, int ROWS_P, int COLUMNS, typename T>
-__device__ void store_partial(const float (&acc)[ROWS_P][COLUMNS][4], int warp_p, int warp_m, int lane,
-                              const Target<T>& target, float* y) {
+__device__ void store_partial(const float (&acc)[ROWS_P][COLUMNS][4], int warp_p, int warp_m,
+                              int lane, const Target<T>& target, float* y) {
 #pragma unroll
   for (int i = 0; i < ROWS_P; i++) {
 #pragma unroll

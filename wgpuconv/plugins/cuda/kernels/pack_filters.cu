@@ -56,7 +56,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const int k = (CORES ? i / FILTERS : i % (products / CHUNK)) * CHUNK;
     const int m = m0 % TILE_M + row;
     const long long step = static_cast<long long>(tile) * params.k_steps + (k0 + k) / TILE_K;
-    const int place = CORES ? (k0 + k) % TILE_K * TILE_M + m * CHUNK : m * TILE_K + (k0 + k) % TILE_K;
+    const int in_step = (k0 + k) % TILE_K;
+    const int place = CORES ? in_step * TILE_M + m * CHUNK : m * TILE_K + in_step;
     *reinterpret_cast<uint4*>(packed + step * (TILE_M * TILE_K) + place) =
         *reinterpret_cast<const uint4*>(&staged[row][k]);
   }

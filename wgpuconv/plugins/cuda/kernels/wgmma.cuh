@@ -62,8 +62,8 @@ __device__ inline void wait_barrier(unsigned barrier, unsigned parity) {
 __device__ inline void copy_bulk(unsigned to, const void* from, int bytes, unsigned barrier) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-          to),
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
+      "[%0], [%1], %2, [%3];" ::"r"(to),
       "l"(from), "r"(bytes), "r"(barrier)
       : "memory");
 #endif
@@ -164,8 +164,9 @@ __device__ inline void wait_products() {
 #endif
 }
 
-// acc[64 x 8 COLUMNS] += a[64 x K] * b[8 COLUMNS x K], transposed; K of T take 32 bytes. Warp w of the
-// group holds the rows from 16 w on, in the order of Sums. Floats have been rounded as operands.
+// acc[64 x 8 COLUMNS] += a[64 x K] * b[8 COLUMNS x K], transposed; K of T take 32 bytes. Warp w of
+// the group holds the rows from 16 w on, in the order of Sums. Floats have been rounded as
+// operands.
 template <typename T, int COLUMNS>
 __device__ void multiply_add_async(float (&acc)[COLUMNS][4], unsigned long long a,
                                    unsigned long long b);
