@@ -256,7 +256,8 @@ def test_what_a_device_lacks() -> None:
     for capability in ((7, 5), (8, 9), (12, 0)):
         other = dataclasses.replace(HOPPER, capability=capability)
         found = survey(problem, other, ALGORITHMS)
-        assert f"9.0, got {capability[0]}.{capability[1]}" in found.refusals["halo_wgmma"]
+        for name in ("halo_wgmma", "implicit_gemm_wgmma"):
+            assert f"9.0, got {capability[0]}.{capability[1]}" in found.refusals[name]
         assert "halo_mma" in {c.algorithm for c in found.candidates}
     small = dataclasses.replace(HOPPER.limits, max_workgroup_storage=64 << 10)  # Turing
     for candidate in survey(
