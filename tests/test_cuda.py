@@ -29,7 +29,11 @@ from wgpuconv.errors import MissingExtraError, NoAdapterError
 from wgpuconv.plan import Config, Pass, Plan, Region, Shader
 from wgpuconv.planner import lower, survey
 from wgpuconv.plugins.cuda import entry
-from wgpuconv.plugins.cuda.algorithms import ALGORITHMS, halo_mma, implicit_gemm_mma
+from wgpuconv.plugins.cuda.algorithms import (
+    ALGORITHMS,
+    halo_mma,
+    implicit_gemm_mma,
+)
 from wgpuconv.plugins.cuda.algorithms.mma import tile_config
 from wgpuconv.plugins.cuda.buffer import CudaBuffer
 from wgpuconv.plugins.cuda.source import (
@@ -116,6 +120,37 @@ def test_the_tf32_kernel_compiles(tmp_path: Path) -> None:
         assert compiled(file, ("80", "90a", "120"), tmp_path) == set()
 
 
+@pytest.mark.parametrize("precision", ["f16", "f32 tf32"])
+@pytest.mark.parametrize(
+    ("tile_p", "tile_m", "splits", "cluster"),
+    [(128, 256, 1, 1), (256, 128, 2, 1), (256, 128, 8, 8), (256, 64, 1, 1)],
+)
+def test_the_wgmma_kernel_compiles(
+    tmp_path: Path, precision: str, tile_p: int, tile_m: int, splits: int, cluster: int
+) -> None:
+    """The tiles that need most registers, of consumers and of producers."""
+    dtype, *tf32 = precision.split()
+    text = f"conv2d {dtype} n8 c64 h56 w56 k256 r3 s3 pad1 bias nhwc {' '.join(tf32)}"
+    config = wgmma_config(tile_p, tile_m, 3, splits, cluster)
+    algorithm = next(a for a in ALGORITHMS if a.name == "implicit_gemm_wgmma")
+    problem = ConvProblem.parse(text.strip())
+    plan = algorithm.lower(problem, config, HOPPER, HOPPER.workspace_limit)
+    file = tmp_path / "kernel.cu"
+    file.write_text(specialise(plan.passes[0].shader), encoding="utf-8")
+    assert compiled(file, ("90a",), tmp_path) == set()
+
+
+def wgmma_config(tile_p: int, tile_m: int, stages: int, splits: int, cluster: int) -> Config:
+    return {
+        "tile_p": tile_p,
+        "tile_m": tile_m,
+        "stages": stages,
+        "cached": True,
+        "splits": splits,
+        "cluster": cluster,
+    }
+
+
 def compiled(file: Path, architectures: tuple[str, ...], folder: Path) -> set[str]:
     """Compiles a file with no warning; returns the architectures on which registers spill."""
     nvcc = shutil.which("nvcc")
@@ -127,6 +162,7 @@ def compiled(file: Path, architectures: tuple[str, ...], folder: Path) -> set[st
     files = [str(file), "-o", str(folder / "kernel.fatbin")]
     done = subprocess.run([nvcc, *options, *files], capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
+    assert "Potential Performance Loss" not in done.stderr  # products that wait for each other
     report = re.findall(
         r"function '\w+' for 'sm_(\w+)'.*?(\d+) bytes spill stores", done.stderr, flags=re.DOTALL
     )
@@ -248,7 +284,8 @@ def test_what_a_device_lacks() -> None:
     for capability in ((7, 5), (8, 9), (12, 0)):
         other = dataclasses.replace(HOPPER, capability=capability)
         found = survey(problem, other, ALGORITHMS)
-        assert f"9.0, got {capability[0]}.{capability[1]}" in found.refusals["halo_wgmma"]
+        for name in ("halo_wgmma", "implicit_gemm_wgmma"):
+            assert f"9.0, got {capability[0]}.{capability[1]}" in found.refusals[name]
         assert "halo_mma" in {c.algorithm for c in found.candidates}
     turing = dataclasses.replace(HOPPER, capability=(7, 5))
     for change in ({"dtype": "bf16"}, {"dtype": "f32", "precision": "tf32"}):
@@ -400,6 +437,49 @@ EMULATED: list[tuple[str, str, Config]] = (
         ),
     ]
     + [
+        # every block computes several tiles, of pixels and of filters past the end; a split sum;
+        # phases of one to four taps; blocks of channels
+        (
+            "implicit_gemm_wgmma",
+            text,
+            wgmma_config(tile_p, tile_m, stages, splits, cluster) | {"cached": "r1" not in text},
+        )
+        for tile_p, tile_m, stages, splits, cluster, text in [
+            (128, 64, 3, 1, 1, "conv2d f16 n3 c40 h14 w9 k70 r3 s3 pad1 nhwc bias"),
+            (
+                128,
+                128,
+                2,
+                1,
+                1,
+                "conv2d f16 n1 c72 h19 w17 k20 r3 s2 stride2,1 dil1,2 groups2 act:relu",
+            ),
+            (256, 64, 2, 2, 1, "conv2d f16 n2 c128 h14 w14 k72 r2 s2 nhwc bias"),
+            (
+                128,
+                256,
+                2,
+                1,
+                1,
+                "conv_transpose2d f16 n1 c24 h9 w8 k264 r3 s3 stride2 pad1 nhwc bias",
+            ),
+            (128, 64, 3, 1, 1, "conv2d f32 n3 c20 h14 w9 k70 r3 s3 pad1 nhwc bias tf32"),
+            (256, 64, 2, 2, 1, "conv2d f32 n3 c64 h12 w9 k12 r3 s2 pad1,2 bias tf32"),
+            (
+                128,
+                128,
+                2,
+                1,
+                1,
+                "conv_transpose2d f32 n1 c6 h9 w8 k10 r3 s3 stride2 pad1 bias tf32",
+            ),
+            (256, 128, 2, 1, 1, "conv2d f32 n1 c40 h23 w23 k132 r1 s1 nhwc act:silu tf32"),
+            # splits in a cluster, which adds them up
+            (128, 64, 3, 3, 3, "conv2d f16 n3 c64 h9 w9 k72 r2 s2 nhwc bias act:relu"),
+            (128, 64, 3, 2, 2, "conv_transpose2d f32 n3 c32 h8 w6 k9 r3 s3 stride2 bias tf32"),
+        ]
+    ]
+    + [
         (
             "implicit_gemm",
             f"{problem} {layout}".strip(),
@@ -426,7 +506,8 @@ EMULATED += [
 def test_kernels_on_the_cpu(emulator: Emulator, name: str, text: str, config: Config) -> None:
     """Each kind of path through the kernels, with copies as late and memory as bad as can be."""
     algorithm = next(a for a in ALGORITHMS if a.name == name)
-    contract.verify(emulator.device, algorithm, ConvProblem.parse(text), config)
+    few = dataclasses.replace(HOPPER, cores=2)  # blocks that stay have several tiles
+    contract.verify(emulator.device, algorithm, ConvProblem.parse(text), config, facts=few)
 
 
 @pytest.mark.parametrize("name", ["direct", "depthwise"])
@@ -441,19 +522,34 @@ def test_plain_kernels_on_the_cpu(emulator: Emulator, name: str, layout: str) ->
             contract.verify(emulator.device, algorithm, problem, config)
 
 
-def test_the_emulator_notices_a_missing_wait(
-    emulator: Emulator, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("name", "right", "broken"),
+    [
+        ("implicit_gemm_mma", "wait_copies<STAGES - 2>();", "wait_copies<STAGES - 1>();"),
+        ("implicit_gemm_wgmma", "wait_barrier(full_barrier(shared, slot.at), slot.parity);", ""),
+        ("implicit_gemm_wgmma", "wait_products<1>();\n    release();", "release();"),
+        ("implicit_gemm_wgmma", "sync_some<GROUP>(PRODUCER_BARRIER);", ""),
+        (
+            "implicit_gemm_wgmma",
+            "wait_barrier(empty_barrier(shared, slot.at), slot.parity ^ 1);",
+            "",
+        ),
+    ],
+)
+def test_the_emulator_notices_what_is_missing(
+    emulator: Emulator, monkeypatch: pytest.MonkeyPatch, name: str, right: str, broken: str
 ) -> None:
     """Else the tests above would prove little."""
     from wgpuconv.plugins.cuda import source
 
-    name, text, config = next(e for e in EMULATED if e[0] == "implicit_gemm_mma")
+    name, text, config = next(e for e in EMULATED if e[0] == name)
     algorithm = next(a for a in ALGORITHMS if a.name == name)
-    broken = load(name).replace("wait_copies<STAGES - 2>();", "wait_copies<STAGES - 1>();")
-    assert broken != load(name)
-    monkeypatch.setattr(source, "load", lambda file: broken if file == name else load(file))
-    with pytest.raises(AssertionError, match="elements are wrong"):
-        contract.verify(emulator.device, algorithm, ConvProblem.parse(text), config)
+    assert load(name).count(right) == 1
+    changed = load(name).replace(right, broken)
+    monkeypatch.setattr(source, "load", lambda file: changed if file == name else load(file))
+    few = dataclasses.replace(HOPPER, cores=2)
+    with pytest.raises(AssertionError, match=r"elements are wrong|runs differ|block \d"):
+        contract.verify(emulator.device, algorithm, ConvProblem.parse(text), config, facts=few)
 
 
 def test_tf32_is_told_from_f32(emulator: Emulator) -> None:

@@ -93,13 +93,6 @@ constexpr int PLACES_AT = COPIED_BYTES > STAGED_BYTES ? COPIED_BYTES : STAGED_BY
 constexpr int ORIGINS_AT = PLACES_AT + 4 * TILE_P;
 static_assert(SHARED_BYTES >= ORIGINS_AT + 4 * PLANE_PIXELS, "the host asks for enough");
 
-// A matrix of rows of k, as groups of 8 rows of 8 elements that lie side by side (128 bytes): where
-// the first such group lies, and how many bytes it is to the next along k and along the rows.
-__device__ inline unsigned long long matrix(unsigned at, unsigned next_k, unsigned next_rows) {
-  auto field = [](unsigned bytes) { return static_cast<unsigned long long>(bytes >> 4 & 0x3fff); };
-  return field(at) | field(next_k) << 16 | field(next_rows) << 32;
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     halo_wgmma(Params params, const Scalar* __restrict__ x, const Scalar* __restrict__ packed,
                const int* __restrict__ shifts, const Scalar* __restrict__ bias,
@@ -251,7 +244,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
                       reinterpret_cast<float*>(y) +
                           static_cast<long long>(split) * params.y_elements);
   } else {
-    store<TILE_P, TILE_M, THREADS, CHANNELS_LAST, OUT_VECTOR, ACTIVATION, 64>(
+    store<WholeBlock<THREADS>, TILE_P, TILE_M, CHANNELS_LAST, OUT_VECTOR, ACTIVATION, 64>(
         acc, first_p, 0, lane, target, shared, reinterpret_cast<Scalar*>(y));
   }
 }

@@ -82,7 +82,7 @@ __device__ inline void store_pair(Bfloat* to, float first, float second) {
 
 // The dynamic shared memory of the block.
 __device__ inline unsigned char* shared_memory() {
-  extern __shared__ __align__(128) unsigned char memory[];
+  extern __shared__ __align__(1024) unsigned char memory[];
   return memory;
 }
 
@@ -91,13 +91,20 @@ __device__ inline unsigned shared_address(const void* pointer) {
   return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
 }
 
+// Waits until COUNT threads, whole warps, have come to the barrier of that number (1 to 15).
+template <int COUNT>
+__device__ inline void sync_some(int number) {
+  asm volatile("bar.sync %0, %1;" ::"r"(number), "n"(COUNT) : "memory");
+}
+
 // Starts a copy of BYTES (4, 8 or 16) to shared memory, of zeros where it is not valid. Both sides
-// are aligned to BYTES.
-template <int BYTES>
+// are aligned to BYTES. Those of 16 bytes go past the first-level cache unless CACHED.
+template <int BYTES, bool CACHED = BYTES != 16>
 __device__ inline void copy_async(unsigned to, const void* from, bool valid) {
 #if __CUDA_ARCH__ >= 800
   const int size = valid ? BYTES : 0;
-  if constexpr (BYTES == 16) {  // past the first-level cache
+  if constexpr (!CACHED) {
+    static_assert(BYTES == 16);
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(size));
   } else {
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(BYTES),
