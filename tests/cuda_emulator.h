@@ -1,9 +1,10 @@
 // Runs one CUDA kernel on the CPU: blocks one after the other, the threads of a block as fibers.
 //
-// It takes the place of kernels/ptx.cuh, with the same functions. What the hardware does together
-// (barriers, ldmatrix, mma) happens when the last thread arrives. Asynchronous copies happen as
-// late as the kernel's own waits allow, shared memory begins as NaN, and addresses are checked:
-// a missing wait or barrier, a wrong place and a misaligned copy show as wrong results or abort.
+// It takes the place of kernels/ptx.cuh and wgmma.cuh, with the same functions. What the hardware
+// does together (barriers, ldmatrix, mma) happens when the last thread arrives. Asynchronous copies
+// and products happen as late as the kernel's own waits allow, shared memory begins as NaN, and
+// addresses are checked: a missing wait or barrier, a wrong place and a misaligned copy show as wrong
+// results or abort.
 
 #include <ucontext.h>
 
@@ -13,6 +14,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <map>
 #include <utility>
 #include <vector>
 
@@ -70,9 +72,17 @@ struct Copy {
 
 struct Product {
   float (*acc)[4];
-  int columns;
+  int columns, depth;
   unsigned long long a, b;
-  float (*element)(unsigned short);
+  float (*element)(unsigned long long matrix, int row, int k);
+};
+
+// A barrier in shared memory: arrivals and bytes that its present phase still waits for.
+struct Barrier {
+  int count, arrivals;
+  int bytes = 0;
+  unsigned phase = 0;
+  std::vector<Copy> copies;  // on their way
 };
 
 struct Fiber {
@@ -95,6 +105,8 @@ struct Meeting {
 static std::vector<Fiber> fibers;
 static std::vector<Meeting> warps;
 static Meeting block;
+static std::map<int, Meeting> warpgroups;
+static std::map<unsigned, Barrier> barriers;
 static int block_threads;
 static ucontext_t main_context;
 static std::vector<unsigned char> shared;
@@ -157,6 +169,8 @@ inline void launch(unsigned grid, int threads, unsigned shared_bytes, void (*sta
   for (blockIdx.x = 0; blockIdx.x < grid; blockIdx.x++) {
     shared.assign(shared_bytes, 0xff);
     block = {};
+    warpgroups.clear();
+    barriers.clear();
     for (auto& fiber : fibers) {
       fiber.done = false;
       fiber.groups.clear();
@@ -349,17 +363,19 @@ inline void commit_products() {
   fiber.products.clear();
 }
 
-// Where element (row, k) of a matrix lies that is described as wgmma wants it, without a swizzle.
-inline unsigned short described(unsigned long long matrix, int row, int k) {
+// The element (row, k) of a matrix that is described as wgmma wants it, without a swizzle.
+template <typename T>
+float described(unsigned long long matrix, int row, int k) {
+  constexpr int CHUNK = 16 / sizeof(T);
   auto field = [&](int bit) { return static_cast<unsigned>(matrix >> bit & 0x3fff) * 16; };
-  const unsigned at =
-      field(0) + row / 8 * field(32) + row % 8 * 16 + k / 8 * field(16) + k % 8 * 2;
-  if (matrix >> 46 || at + 2 > emulator::shared.size()) {
+  const unsigned at = field(0) + row / 8 * field(32) + row % 8 * 16 + k / CHUNK * field(16) +
+                      k % CHUNK * sizeof(T);
+  if (matrix & 0xffffc000c000c000 || at + sizeof(T) > emulator::shared.size()) {
     emulator::fail("a matrix outside of shared memory");
   }
-  unsigned short bits;
-  std::memcpy(&bits, &emulator::shared[at], 2);
-  return bits;
+  unsigned word = 0;
+  std::memcpy(&word, &emulator::shared[at], sizeof(T));
+  return operand(T{}, &word, 0, 0);
 }
 
 // As late as it may: each thread computes its own part of the products that it waits for.
@@ -369,12 +385,18 @@ void wait_products() {
   const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
   while (groups.size() > PENDING) {
     for (const auto& product : groups.front()) {
+      float a[2][16];
+      for (int i = 0; i < 2; i++) {
+        for (int k = 0; k < product.depth; k++) {
+          a[i][k] = product.element(product.a, warp * 16 + lane / 4 + i * 8, k);
+        }
+      }
       for (int j = 0; j < product.columns; j++) {
-        for (int i = 0; i < 4; i++) {
-          for (int k = 0; k < 16; k++) {
-            const int row = warp * 16 + lane / 4 + i / 2 * 8, column = j * 8 + lane % 4 * 2 + i % 2;
-            product.acc[j][i] += product.element(described(product.a, row, k)) *
-                                 product.element(described(product.b, column, k));
+        for (int one = 0; one < 2; one++) {
+          for (int k = 0; k < product.depth; k++) {
+            const float b = product.element(product.b, j * 8 + lane % 4 * 2 + one, k);
+            product.acc[j][one] += a[0][k] * b;
+            product.acc[j][2 + one] += a[1][k] * b;
           }
         }
       }
@@ -383,8 +405,107 @@ void wait_products() {
   }
 }
 
+inline unsigned long long core_matrices(unsigned at_and_next_k, unsigned next_rows) {
+  return at_and_next_k | static_cast<unsigned long long>(next_rows) << 32;
+}
+
 template <typename T, int COLUMNS>
 void multiply_add_async(float (&acc)[COLUMNS][4], unsigned long long a, unsigned long long b) {
-  emulator::self().products.push_back(
-      {acc, COLUMNS, a, b, [](unsigned short bits) { return to_float(T{bits}); }});
+  emulator::self().products.push_back({acc, COLUMNS, 32 / sizeof(T), a, b, described<T>});
+}
+
+inline emulator::Barrier& barrier_at(unsigned barrier) {
+  const auto found = emulator::barriers.find(barrier);
+  if (found == emulator::barriers.end()) {
+    emulator::fail("a barrier where none was set up");
+  }
+  return found->second;
+}
+
+inline void barrier_init(unsigned barrier, int arrivals) {
+  if (barrier % 8 || barrier + 8 > emulator::shared.size() || emulator::barriers.count(barrier)) {
+    emulator::fail("a barrier at a wrong place in shared memory");
+  }
+  emulator::barriers[barrier] = {arrivals, arrivals};
+}
+
+inline void end_phase(emulator::Barrier& barrier) {
+  if (barrier.arrivals == 0 && barrier.bytes == 0 && barrier.copies.empty()) {
+    barrier.arrivals = barrier.count;
+    barrier.phase++;
+  }
+}
+
+inline void barrier_arrive(unsigned barrier) {
+  auto& at = barrier_at(barrier);
+  if (at.arrivals-- == 0) {
+    emulator::fail("one arrival too many at a barrier");
+  }
+  end_phase(at);
+}
+
+inline void barrier_expect_bytes(unsigned barrier, int bytes) {
+  barrier_at(barrier).bytes += bytes;
+  barrier_arrive(barrier);
+}
+
+// Bulk copies land when all that is missing is they, and somebody waits.
+inline void barrier_wait(unsigned barrier, unsigned parity) {
+  auto& at = barrier_at(barrier);
+  for (int turns = 0; (at.phase & 1) == (parity & 1); turns++) {
+    if (at.arrivals == 0) {
+      for (const auto& copy : at.copies) {
+        emulator::land(copy);
+        at.bytes -= copy.bytes;
+      }
+      at.copies.clear();
+      end_phase(at);
+    } else if (turns == 100000) {
+      emulator::fail("a barrier that waits for ever");
+    } else {
+      emulator::yield();
+    }
+  }
+}
+
+inline void copy_bulk(unsigned to, const void* from, int bytes, unsigned barrier) {
+  const char* first = static_cast<const char*>(from);
+  bool inside = false;
+  for (auto [begin, end] : emulator::arrays) {
+    inside |= begin <= first && first + bytes <= end && (first - begin) % 16 == 0;
+  }
+  if (!inside || to % 16 || bytes % 16 || to + bytes > emulator::shared.size()) {
+    emulator::fail("a bulk copy from or to a wrong place");
+  }
+  barrier_at(barrier).copies.push_back({to, from, bytes, true});
+}
+
+inline void sync_warpgroup(int number) {
+  emulator::meet(emulator::warpgroups[number], 128, [] {});
+}
+
+inline void __syncwarp() {
+  emulator::meet_warp([](emulator::Fiber*) {});
+}
+
+inline void store_transposed(unsigned to, const float (&v)[4][2]) {
+  if (to % 16 || to + 16 > emulator::shared.size()) {
+    emulator::fail("a matrix column to a wrong place in shared memory");
+  }
+  auto& deposit = emulator::self().deposit;
+  deposit[0] = &to;
+  deposit[1] = const_cast<float(*)[2]>(v);
+  emulator::meet_warp([](emulator::Fiber* lanes) {
+    for (int lane = 0; lane < 32; lane++) {
+      for (int matrix = 0; matrix < 4; matrix++) {
+        for (int i = 0; i < 2; i++) {
+          const int column = lane % 4 * 2 + i;
+          const auto at = *static_cast<unsigned*>(lanes[matrix * 8 + column].deposit[0]);
+          const auto value = static_cast<const float(*)[2]>(lanes[lane].deposit[1])[matrix][i];
+          const Half half = from_float<Half>(value);
+          std::memcpy(&emulator::shared[at + lane / 4 * 2], &half, 2);
+        }
+      }
+    }
+  });
 }

@@ -35,62 +35,144 @@ __device__ inline void wait_products() {
 #endif
 }
 
-// acc[64 x 8 COLUMNS] += a[64 x 16] * b[8 COLUMNS x 16], transposed. Warp w of the group holds the
-// rows from 16 w on, in the order of Sums.
+// A matrix of rows of k, as groups of 8 rows of 16 bytes that lie side by side (128 bytes): where the
+// first such group lies, and how far it is to the next along k and along the rows, all in units of
+// 16 bytes.
+__device__ inline unsigned long long core_matrices(unsigned at_and_next_k, unsigned next_rows) {
+  return at_and_next_k | static_cast<unsigned long long>(next_rows) << 32;
+}
+
+// acc[64 x 8 COLUMNS] += a[64 x K] * b[8 COLUMNS x K], transposed; the K of a product take 32 bytes.
+// Both lie in shared memory, floats rounded as operands. Warp w of the group holds the rows from
+// 16 w on; acc[j] has columns 8 j + lane % 4 * 2 and one more, of row lane / 4 (elements 0 and 1)
+// and of 8 more (2 and 3).
 template <typename T, int COLUMNS>
 __device__ void multiply_add_async(float (&acc)[COLUMNS][4], unsigned long long a,
                                    unsigned long long b);
 
-template <>
-__device__ inline void multiply_add_async<Half, 8>(float (&acc)[8][4], unsigned long long a,
-                                                    unsigned long long b) {
+// The registers of 4 columns of acc, as the instruction names them and as its operands.
+#define NAMES_0 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define NAMES_1 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define NAMES_2 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define NAMES_3 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define NAMES_4 "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
+#define NAMES_5 "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define NAMES_6 "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"
+#define NAMES_7 "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+#define SUMS(j) "+f"(acc[j][0]), "+f"(acc[j][1]), "+f"(acc[j][2]), "+f"(acc[j][3])
+#define SUMS_4(j) SUMS(j), SUMS(j + 1), SUMS(j + 2), SUMS(j + 3)
+#define SUMS_8(j) SUMS_4(j), SUMS_4(j + 4)
+
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  asm volatile(
-      "{\n.reg .pred p;\nsetp.eq.u32 p, 0, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-      "}, %32, %33, p, 1, 1, 0, 0;\n}"
-      : "+f"(acc[0][0]), "+f"(acc[0][1]), "+f"(acc[0][2]), "+f"(acc[0][3]),
-        "+f"(acc[1][0]), "+f"(acc[1][1]), "+f"(acc[1][2]), "+f"(acc[1][3]),
-        "+f"(acc[2][0]), "+f"(acc[2][1]), "+f"(acc[2][2]), "+f"(acc[2][3]),
-        "+f"(acc[3][0]), "+f"(acc[3][1]), "+f"(acc[3][2]), "+f"(acc[3][3]),
-        "+f"(acc[4][0]), "+f"(acc[4][1]), "+f"(acc[4][2]), "+f"(acc[4][3]),
-        "+f"(acc[5][0]), "+f"(acc[5][1]), "+f"(acc[5][2]), "+f"(acc[5][3]),
-        "+f"(acc[6][0]), "+f"(acc[6][1]), "+f"(acc[6][2]), "+f"(acc[6][3]),
-        "+f"(acc[7][0]), "+f"(acc[7][1]), "+f"(acc[7][2]), "+f"(acc[7][3])
-      : "l"(a), "l"(b));
+#define MULTIPLY_ADD_ASYNC_OF(T, COLUMNS, SHAPE, ORDER, NAMES, A, B, ...)                    \
+  template <>                                                                                \
+  __device__ inline void multiply_add_async<T, COLUMNS>(                                     \
+      float (&acc)[COLUMNS][4], unsigned long long a, unsigned long long b) {                \
+    asm volatile("{\n.reg .pred p;\nsetp.eq.u32 p, 0, 0;\nwgmma.mma_async.sync.aligned." SHAPE \
+                 " {" NAMES "}, %" #A ", %" #B ", p, 1, 1" ORDER ";\n}"                       \
+                 : __VA_ARGS__                                                               \
+                 : "l"(a), "l"(b));                                                          \
+  }
+#else
+#define MULTIPLY_ADD_ASYNC_OF(T, COLUMNS, ...)                                \
+  template <>                                                                 \
+  __device__ inline void multiply_add_async<T, COLUMNS>(                      \
+      float (&)[COLUMNS][4], unsigned long long, unsigned long long) {}
+#endif
+#define MULTIPLY_ADD_ASYNC(COLUMNS, N, NAMES, A, B, ...)                                          \
+  MULTIPLY_ADD_ASYNC_OF(Half, COLUMNS, "m64n" #N "k16.f32.f16.f16", ", 0, 0", NAMES, A, B,        \
+                        __VA_ARGS__)                                                              \
+  MULTIPLY_ADD_ASYNC_OF(float, COLUMNS, "m64n" #N "k8.f32.tf32.tf32", "", NAMES, A, B, __VA_ARGS__)
+
+MULTIPLY_ADD_ASYNC(8, 64, NAMES_0 ", " NAMES_1, 32, 33, SUMS_8(0))
+MULTIPLY_ADD_ASYNC(12, 96, NAMES_0 ", " NAMES_1 ", " NAMES_2, 48, 49, SUMS_8(0), SUMS_4(8))
+MULTIPLY_ADD_ASYNC(16, 128, NAMES_0 ", " NAMES_1 ", " NAMES_2 ", " NAMES_3,
+                   64, 65, SUMS_8(0), SUMS_8(8))
+MULTIPLY_ADD_ASYNC(20, 160, NAMES_0 ", " NAMES_1 ", " NAMES_2 ", " NAMES_3 ", " NAMES_4,
+                   80, 81, SUMS_8(0), SUMS_8(8), SUMS_4(16))
+MULTIPLY_ADD_ASYNC(24, 192, NAMES_0 ", " NAMES_1 ", " NAMES_2 ", " NAMES_3 ", " NAMES_4
+                   ", " NAMES_5,
+                   96, 97, SUMS_8(0), SUMS_8(8), SUMS_8(16))
+MULTIPLY_ADD_ASYNC(28, 224, NAMES_0 ", " NAMES_1 ", " NAMES_2 ", " NAMES_3 ", " NAMES_4
+                   ", " NAMES_5 ", " NAMES_6,
+                   112, 113, SUMS_8(0), SUMS_8(8), SUMS_8(16), SUMS_4(24))
+MULTIPLY_ADD_ASYNC(32, 256, NAMES_0 ", " NAMES_1 ", " NAMES_2 ", " NAMES_3 ", " NAMES_4
+                   ", " NAMES_5 ", " NAMES_6 ", " NAMES_7,
+                   128, 129, SUMS_8(0), SUMS_8(8), SUMS_8(16), SUMS_8(24))
+
+// ---- barriers in shared memory ----
+//
+// A barrier counts arrivals. When all have come, its phase is complete, and the next one begins;
+// phases have the parities 0, 1, 0, ...
+
+// By one thread; a barrier of all threads must follow.
+__device__ inline void barrier_init(unsigned barrier, int arrivals) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 #endif
 }
 
-template <>
-__device__ inline void multiply_add_async<Half, 16>(float (&acc)[16][4], unsigned long long a,
-                                                    unsigned long long b) {
+__device__ inline void barrier_arrive(unsigned barrier) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+#endif
+}
+
+// Arrives, and lets the phase wait for that many bytes of copy_bulk too.
+__device__ inline void barrier_expect_bytes(unsigned barrier, int bytes) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+               : "memory");
+#endif
+}
+
+// Waits until the phase of that parity is complete: the present one, or the one before it. (Before
+// the first one, there is one of parity 1.)
+__device__ inline void barrier_wait(unsigned barrier, unsigned parity) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  unsigned done;
+  do {
+    asm volatile(
+        "{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p;\n}"
+        : "=r"(done)
+        : "r"(barrier), "r"(parity)
+        : "memory");
+  } while (!done);
+#endif
+}
+
+// Starts a copy to shared memory whose bytes the barrier expects; all a multiple of 16. The tensor
+// cores see what it brings.
+__device__ inline void copy_bulk(unsigned to, const void* from, int bytes, unsigned barrier) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   asm volatile(
-      "{\n.reg .pred p;\nsetp.eq.u32 p, 0, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-      "}, %64, %65, p, 1, 1, 0, 0;\n}"
-      : "+f"(acc[0][0]), "+f"(acc[0][1]), "+f"(acc[0][2]), "+f"(acc[0][3]),
-        "+f"(acc[1][0]), "+f"(acc[1][1]), "+f"(acc[1][2]), "+f"(acc[1][3]),
-        "+f"(acc[2][0]), "+f"(acc[2][1]), "+f"(acc[2][2]), "+f"(acc[2][3]),
-        "+f"(acc[3][0]), "+f"(acc[3][1]), "+f"(acc[3][2]), "+f"(acc[3][3]),
-        "+f"(acc[4][0]), "+f"(acc[4][1]), "+f"(acc[4][2]), "+f"(acc[4][3]),
-        "+f"(acc[5][0]), "+f"(acc[5][1]), "+f"(acc[5][2]), "+f"(acc[5][3]),
-        "+f"(acc[6][0]), "+f"(acc[6][1]), "+f"(acc[6][2]), "+f"(acc[6][3]),
-        "+f"(acc[7][0]), "+f"(acc[7][1]), "+f"(acc[7][2]), "+f"(acc[7][3]),
-        "+f"(acc[8][0]), "+f"(acc[8][1]), "+f"(acc[8][2]), "+f"(acc[8][3]),
-        "+f"(acc[9][0]), "+f"(acc[9][1]), "+f"(acc[9][2]), "+f"(acc[9][3]),
-        "+f"(acc[10][0]), "+f"(acc[10][1]), "+f"(acc[10][2]), "+f"(acc[10][3]),
-        "+f"(acc[11][0]), "+f"(acc[11][1]), "+f"(acc[11][2]), "+f"(acc[11][3]),
-        "+f"(acc[12][0]), "+f"(acc[12][1]), "+f"(acc[12][2]), "+f"(acc[12][3]),
-        "+f"(acc[13][0]), "+f"(acc[13][1]), "+f"(acc[13][2]), "+f"(acc[13][3]),
-        "+f"(acc[14][0]), "+f"(acc[14][1]), "+f"(acc[14][2]), "+f"(acc[14][3]),
-        "+f"(acc[15][0]), "+f"(acc[15][1]), "+f"(acc[15][2]), "+f"(acc[15][3])
-      : "l"(a), "l"(b));
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+          to),
+      "l"(from), "r"(bytes), "r"(barrier)
+      : "memory");
+#endif
+}
+
+// A barrier for the 128 threads of a warpgroup, each of its own number (1 to 15).
+__device__ inline void sync_warpgroup(int number) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  asm volatile("bar.sync %0, 128;" ::"r"(number) : "memory");
+#endif
+}
+
+// Rounds four 8 x 8 matrices to halves and stores them transposed. A lane holds two neighbouring
+// elements of row lane / 4 of each, and gives the address of column lane % 8 of matrix lane / 8.
+__device__ inline void store_transposed(unsigned to, const float (&v)[4][2]) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  unsigned packed[4];
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed[i]) : "f"(v[i][1]), "f"(v[i][0]));
+  }
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
+               "r"(packed[0]), "r"(packed[1]), "r"(packed[2]), "r"(packed[3])
+               : "memory");
 #endif
 }
