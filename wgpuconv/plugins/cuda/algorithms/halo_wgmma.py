@@ -83,6 +83,11 @@ class Staging(NamedTuple):
     resident: bool
     nbytes: int
 
+    def copies_ahead(self, tile: Tile) -> bool:
+        """Whether products seldom wait for a copy."""
+        halo = self.halo_buffers > 1 or (self.chunks <= 1 and tile.teams > 1)
+        return halo and (self.resident or self.stages > 2)
+
 
 class HaloWgmma(CudaAlgorithm):
     name = "halo_wgmma"
@@ -129,7 +134,7 @@ class HaloWgmma(CudaAlgorithm):
         ]
         computed = {t: self._tiles(p, t) * t.h * t.w * t.m for t in fitting}
         least = min(computed.values(), default=0)
-        return [t._asdict() for t in fitting if computed[t] <= MOST_WASTE * least]
+        return [_tile_config(t) for t in fitting if computed[t] <= MOST_WASTE * least]
 
     @staticmethod
     def _tiles(p: ConvProblem, tile: Tile) -> int:
@@ -280,11 +285,24 @@ class HaloWgmma(CudaAlgorithm):
         copied = 0 if _gathered(p) else source(p, facts.limits, vector=_vector(p)).nbytes
         traffic = p.input_bytes + p.out_bytes + 3 * p.weight_bytes + 2 * copied
         launches = len(phases(p)) * 2 + bool(copied)
-        return max(seconds, traffic / facts.bandwidth) + launches * facts.launch
+        memory = traffic / facts.bandwidth
+        # Neither hides the other one quite.
+        return max(seconds, memory) + 0.2 * min(seconds, memory) + launches * facts.launch
+
+
+def _tile_config(tile: Tile) -> Config:
+    return {
+        "tile_h": tile.h,
+        "tile_w": tile.w,
+        "tile_m": tile.m,
+        "tile_k": tile.k,
+        "teams": tile.teams,
+    }
 
 
 def _tile_of(config: Config) -> Tile:
-    return Tile(*(int(config[name]) for name in Tile._fields))
+    names = ("tile_h", "tile_w", "tile_m", "tile_k", "teams")
+    return Tile(*(int(config[name]) for name in names))
 
 
 def _vector(p: ConvProblem) -> int:
@@ -326,7 +344,7 @@ def _fitting(p: ConvProblem, h: int, w: int, m: int, teams: int, facts: Facts) -
         stagings = [_staging(p, phase, tile, facts) for phase in phases(p)]
         if None in stagings:
             continue
-        if all(s and (s.halo_buffers * teams > 1 and s.stages > 2 or s.resident) for s in stagings):
+        if all(s and s.copies_ahead(tile) for s in stagings):
             return tile
         possible.append(tile)
     return possible[0] if possible else None
@@ -354,7 +372,7 @@ def _staging(p: ConvProblem, phase: Phase, tile: Tile, facts: Facts) -> Staging 
         step = max(n for n in range(1, MOST_PRODUCTS + 1) if products % n == 0)
     steps = ceil_div(products, step)
     stage_bytes = 32 * step * tile.m
-    slices = 2 * 32 * (64 * p.itemsize + 16) * tile.warpgroups if p.layout == "NHWC" else 0
+    slices = 2 * 64 * (64 + 16 // p.itemsize) * tile.warpgroups if p.layout == "NHWC" else 0
     fixed = slices + 4 * steps * step + 4 * plane_pixels
     kinds = ceil_div(p.k_group, tile.m) * p.groups
     all_steps = max(chunks * steps, 1)

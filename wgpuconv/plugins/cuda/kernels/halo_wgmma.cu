@@ -91,15 +91,20 @@ constexpr int LOADER_WARPS = 3;
 // Small halos are each copied by one warp, so that several are on their way.
 constexpr int LOADERS = HALOS < LOADER_WARPS ? 1 : LOADER_WARPS;
 constexpr int LOADER_THREADS = LOADER_WARPS / LOADERS * 32;
+// Of the registers that all begin with the same number of, those who copy give most away.
+constexpr int COPIER_REGISTERS = WARPGROUPS == 2 ? 88 : 56;
+constexpr int MULTIPLIER_REGISTERS = WARPGROUPS == 2 ? 208 : 152;
+static_assert(WARPGROUPS <= 3, "registers for the sums");
 static_assert(TILE_H % 4 == 0 && TILE_W % 8 == 0 && TILE_M % 64 == 0, "whole warpgroups");
 static_assert(THREADS == WARPGROUPS * 128 + 32 + LOADER_WARPS * 32, "a role for each warp");
 static_assert(TEAMS == 1 || RESIDENT, "teams wait for no common step");
 static_assert(!GATHERED || TILE_K == VECTOR, "16 bytes of channels are gathered");
 static_assert(GATHERED || CHUNK_PLANES % 2 == 0, "a product takes two planes");
 
-// On its way out, a slice of four rows of pixels lies in shared memory as one row for each pixel;
+// On its way out, a slice of a few rows of pixels lies in shared memory as one row for each pixel;
 // these begin on other banks.
-constexpr int SLICE = 32;  // pixels
+constexpr int SLICE_ROWS = 8 / static_cast<int>(sizeof(Scalar));
+constexpr int SLICE = SLICE_ROWS * 8;  // pixels
 constexpr int PITCH = 64 + 16 / static_cast<int>(sizeof(Scalar));
 constexpr int SLICE_BYTES = SLICE * PITCH * static_cast<int>(sizeof(Scalar));
 
@@ -207,7 +212,7 @@ __device__ inline void copy_halo(const Block& block, const Tile& tile, int chunk
     return inside ? h * params.x_h + w * params.x_w : -1;
   };
   if constexpr (GATHERED > 0) {
-    constexpr int PIXELS = 4;  // whose loads are on their way together
+    constexpr int PIXELS = 8;  // whose loads are on their way together
     for (int pixel = first; pixel < pixels; pixel += PIXELS * LOADER_THREADS) {
       union {
         Scalar scalars[VECTOR];
@@ -246,12 +251,28 @@ __device__ inline void copy_halo(const Block& block, const Tile& tile, int chunk
     }
     commit_copies();
     wait_copies<0>();
-    if constexpr (sizeof(Scalar) == 4) {  // a thread rounds what it has copied
-      for (int pixel = first / 2; pixel < pixels; pixel += LOADER_THREADS / 2) {
+    if constexpr (sizeof(Scalar) == 4) {
+      // A thread rounds what it has copied, so many pixels at once that no load waits for a store.
+      constexpr int PIXELS = 8 / CHUNK_PLANES;
+      static_assert(PIXELS * CHUNK_PLANES == 8);
+      const int last = (pixels - 1 - first / 2) / (LOADER_THREADS / 2) * (LOADER_THREADS / 2) +
+                       first / 2;  // of its own
+      for (int pixel = first / 2; pixel < pixels; pixel += PIXELS * LOADER_THREADS / 2) {
+        auto copied = [&](int i) {
+          // Past the last pixel, it is rounded again.
+          const int each = min(pixel + i % PIXELS * LOADER_THREADS / 2, last);
+          const int plane = i / PIXELS * 2 + pair;
+          return reinterpret_cast<float4*>(block.shared + to + plane * PLANE_BYTES) + each;
+        };
+        float4 v[4];
 #pragma unroll
-        for (int plane = pair; plane < CHUNK_PLANES + pair; plane += 2) {
-          float4* v = reinterpret_cast<float4*>(block.shared + to + plane * PLANE_BYTES) + pixel;
-          *v = make_float4(as_operand(v->x), as_operand(v->y), as_operand(v->z), as_operand(v->w));
+        for (int i = 0; i < 4; i++) {
+          v[i] = *copied(i);
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+          *copied(i) = make_float4(as_operand(v[i].x), as_operand(v[i].y), as_operand(v[i].z),
+                                   as_operand(v[i].w));
         }
       }
     }
@@ -333,14 +354,14 @@ struct Store {
     const int lane = thread % 32;
     const int first_m = thread / 32 * 16;
 #pragma unroll
-    for (int slice = 0; slice < TILE_H / 4; slice++) {
+    for (int slice = 0; slice < TILE_H / SLICE_ROWS; slice++) {
       // The other slice may still be read.
       Scalar* staged = reinterpret_cast<Scalar*>(
           shared + SLICES_AT + (warpgroup * 2 + slice % 2) * SLICE_BYTES);
 #pragma unroll
-      for (int row = 0; row < 4; row += 2) {
-        const float(&first)[4] = acc[slice * 4 + row];
-        const float(&second)[4] = acc[slice * 4 + row + 1];
+      for (int row = 0; row < SLICE_ROWS; row += 2) {
+        const float(&first)[4] = acc[slice * SLICE_ROWS + row];
+        const float(&second)[4] = acc[slice * SLICE_ROWS + row + 1];
         if constexpr (sizeof(Scalar) == 2) {
           const float v[4][2] = {{value(first, 0), value(first, 1)},
                                  {value(first, 2), value(first, 3)},
@@ -366,7 +387,7 @@ struct Store {
         const int run = i * 128 + thread;
         const int m = run % RUNS * OUT_VECTOR;
         const int pixel = run / RUNS;
-        const int h = slice * 4 + pixel / 8;
+        const int h = slice * SLICE_ROWS + pixel / 8;
         const int w = pixel % 8;
         if (h < rows && w < columns && m < filters) {
           copy(y + y_at + h * params.y_h + w * params.y_w + m, staged + pixel * PITCH + m);
@@ -507,24 +528,27 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     }
     publish_copies();
   }
-  if (thread == 0) {
-    for (int i = 0; i < HALOS; i++) {
-      barrier_init(block.halo_full(i), LOADER_THREADS);
-      barrier_init(block.halo_free(i), TEAM_WARPGROUPS * 4);
-    }
-    for (int i = 0; i < STAGES; i++) {
-      barrier_init(block.stage_full(i), 1);
-      barrier_init(block.stage_free(i), TEAM_WARPGROUPS * 4);
-    }
+  for (int i = thread; i < HALOS + STAGES; i += THREADS) {
+    barrier_init(block.halo_full(i), i < HALOS ? LOADER_THREADS : 1);  // those of stages follow
+    barrier_init(block.halo_free(i), TEAM_WARPGROUPS * 4);
+    publish_barriers();
   }
   __syncthreads();
 
   const int helper = thread - WARPGROUPS * 128;
   if (helper < 0) {
+    if constexpr (WARPGROUPS > 1) {
+      take_registers<MULTIPLIER_REGISTERS>();
+    }
     multiply(block, thread, bias, y);
-  } else if (helper >= 32) {
-    copy_halos(block, helper - 32, x);
-  } else if (helper == 0) {
-    copy_weights(block, packed);
+  } else {
+    if constexpr (WARPGROUPS > 1) {
+      give_registers<COPIER_REGISTERS>();
+    }
+    if (helper >= 32) {
+      copy_halos(block, helper - 32, x);
+    } else if (helper == 0) {
+      copy_weights(block, packed);
+    }
   }
 }

@@ -105,10 +105,15 @@ MULTIPLY_ADD_ASYNC(32, 256, NAMES_0 ", " NAMES_1 ", " NAMES_2 ", " NAMES_3 ", " 
 // A barrier counts arrivals. When all have come, its phase is complete, and the next one begins;
 // phases have the parities 0, 1, 0, ...
 
-// By one thread; a barrier of all threads must follow.
 __device__ inline void barrier_init(unsigned barrier, int arrivals) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+#endif
+}
+
+// By a thread that has set up barriers, before it tells the others.
+__device__ inline void publish_barriers() {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 #endif
 }
@@ -152,6 +157,21 @@ __device__ inline void copy_bulk(unsigned to, const void* from, int bytes, unsig
           to),
       "l"(from), "r"(bytes), "r"(barrier)
       : "memory");
+#endif
+}
+
+// All warps of a warpgroup call one of these: from then on a thread has that many registers.
+template <int COUNT>
+__device__ inline void give_registers() {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+#endif
+}
+
+template <int COUNT>
+__device__ inline void take_registers() {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
 #endif
 }
 
