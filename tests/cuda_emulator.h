@@ -58,8 +58,14 @@ static constexpr int max(int a, int b) { return a < b ? b : a; }
 
 namespace emulator {
 
+static ucontext_t main_context;
+static char fault[200];
+
+// Ends the launch, which returns what is wrong.
 [[noreturn]] inline void fail(const char* what) {
-  std::fprintf(stderr, "emulated kernel, block %u thread %u: %s\n", blockIdx.x, threadIdx.x, what);
+  std::snprintf(fault, sizeof fault, "emulated kernel, block %u thread %u: %s", blockIdx.x,
+                threadIdx.x, what);
+  setcontext(&main_context);
   std::abort();
 }
 
@@ -108,7 +114,6 @@ static Meeting block;
 static std::map<int, Meeting> warpgroups;
 static std::map<unsigned, Barrier> barriers;
 static int block_threads;
-static ucontext_t main_context;
 static std::vector<unsigned char> shared;
 static std::vector<std::pair<const char*, const char*>> arrays;
 
@@ -161,8 +166,9 @@ inline void begin() {
   yield();
 }
 
-inline void launch(unsigned grid, int threads, unsigned shared_bytes, void (*start)()) {
+inline const char* launch(unsigned grid, int threads, unsigned shared_bytes, void (*start)()) {
   entry = start;
+  fault[0] = 0;
   block_threads = threads;
   fibers.resize(threads);
   warps.assign(threads / 32, {});
@@ -189,6 +195,9 @@ inline void launch(unsigned grid, int threads, unsigned shared_bytes, void (*sta
         if (!fibers[i].done) {
           threadIdx.x = i;
           swapcontext(&main_context, &fibers[i].context);
+          if (fault[0]) {
+            return fault;
+          }
           running -= fibers[i].done;
         }
       }
@@ -196,10 +205,11 @@ inline void launch(unsigned grid, int threads, unsigned shared_bytes, void (*sta
     for (auto& fiber : fibers) {
       if (!fiber.groups.empty() || !fiber.group.empty() || !fiber.product_groups.empty() ||
           !fiber.products.empty()) {
-        fail("copies or products were still on their way when the kernel ended");
+        return "copies or products were still on their way when the emulated kernel ended";
       }
     }
   }
+  return nullptr;
 }
 
 }  // namespace emulator
@@ -467,7 +477,7 @@ inline void barrier_wait(unsigned barrier, unsigned parity) {
       }
       at.copies.clear();
       end_phase(at);
-    } else if (turns == 100000) {
+    } else if (turns == 3000) {
       emulator::fail("a barrier that waits for ever");
     } else {
       emulator::yield();

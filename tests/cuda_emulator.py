@@ -56,16 +56,16 @@ constexpr auto places(void (*)(Params, Pointers...)) {{
 static const void* given_params;
 static void** given_pointers;
 
-extern "C" void emulated_launch(unsigned grid, int threads, unsigned shared_bytes,
-                                const void* params, void** pointers, const char** begins,
-                                const char** ends, int arrays) {{
+extern "C" const char* emulated_launch(unsigned grid, int threads, unsigned shared_bytes,
+                                       const void* params, void** pointers,
+                                       const char** begins, const char** ends, int arrays) {{
   given_params = params;
   given_pointers = pointers;
   emulator::arrays.clear();
   for (int i = 0; i < arrays; i++) {{
     emulator::arrays.push_back({{begins[i], ends[i]}});
   }}
-  emulator::launch(grid, threads, shared_bytes, [] {{
+  return emulator::launch(grid, threads, shared_bytes, [] {{
     emulator::call(&{name}, given_params, given_pointers, places(&{name}));
   }});
 }}
@@ -125,7 +125,7 @@ class Emulator:
         views = [_view(whole[regions[n].role], regions[n]) for n in face.bindings]
         pointers = (ctypes.c_void_p * len(views))(*(v.ctypes.data for v in views))
         ends = (ctypes.c_void_p * len(views))(*(v.ctypes.data + v.nbytes for v in views))
-        library.emulated_launch(
+        fault = library.emulated_launch(
             step.grid[0],
             face.threads,
             face.shared_bytes,
@@ -135,6 +135,7 @@ class Emulator:
             ends,
             len(views),
         )
+        assert fault is None, fault.decode()
 
     def _library(self, text: str, face: Interface) -> Any:
         name = hashlib.sha256(text.encode()).hexdigest()[:24]
@@ -144,6 +145,7 @@ class Emulator:
             options = ["-std=c++17", "-O0", "-mf16c", "-ffp-contract=off", "-shared", "-fPIC", "-w"]
             subprocess.run([compiler(), *options, str(source), "-o", str(built)], check=True)
             self._libraries[name] = ctypes.CDLL(str(built))
+            self._libraries[name].emulated_launch.restype = ctypes.c_char_p
         return self._libraries[name]
 
 

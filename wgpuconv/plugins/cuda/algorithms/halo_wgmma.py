@@ -36,7 +36,9 @@ MOST_STAGES = 4
 """Steps whose weight is on its way, where the whole weight does not fit."""
 MOST_WASTE = 1.25
 """Tiles that compute that many times what the best one does are left out."""
-LOADERS = 128
+LEAST_USED = 0.8
+"""Of the multiprocessors, where each keeps the weight of some filters."""
+COPIERS = 128
 """Threads of a block that only copy."""
 VECTOR_BYTES = 16
 
@@ -56,7 +58,7 @@ class Tile(NamedTuple):
 
     @property
     def threads(self) -> int:
-        return self.warpgroups * 128 + LOADERS
+        return self.warpgroups * 128 + COPIERS
 
 
 class Step(NamedTuple):
@@ -131,6 +133,8 @@ class HaloWgmma(CudaAlgorithm):
             if m < 2 * max(p.k_group, 64)
             for h in HEIGHTS
             if (tile := _fitting(p, h, w, m, teams, facts)) is not None
+            # Each team has a tile to compute.
+            if teams == 1 or self._tiles(p, tile) > (teams - 1) * facts.cores
         ]
         computed = {t: self._tiles(p, t) * t.h * t.w * t.m for t in fitting}
         least = min(computed.values(), default=0)
@@ -183,7 +187,7 @@ class HaloWgmma(CudaAlgorithm):
                 prepare.append(pack_pass(p, step, steps, offsets_at, packed, limits, cores=True))
             m_tiles = ceil_div(p.k_group, tile.m)
             tiles = _tiles_of_phase(p, phase, tile)
-            blocks = _blocks(p, tile, tiles, facts)
+            blocks = _blocks(p, tile, staging, tiles, facts)
             halo_h, halo_w, sorted_w = staging.halo
             shader = Shader.of(
                 "halo_wgmma",
@@ -269,7 +273,7 @@ class HaloWgmma(CudaAlgorithm):
             staging = _staging(p, phase, tile, facts)
             assert staging is not None, "configs are those that fit"
             tiles = _tiles_of_phase(p, phase, tile)
-            each = ceil_div(tiles, _blocks(p, tile, tiles, facts))
+            each = ceil_div(tiles, _blocks(p, tile, staging, tiles, facts))
             products = staging.chunks * staging.steps * staging.products
             # TF32 takes as long for half the products.
             compute = products * 16 * tile.h * tile.w * tile.m / rate
@@ -320,13 +324,18 @@ def _planes(p: ConvProblem, tile: Tile) -> int:
 
 def _tiles_of_phase(p: ConvProblem, phase: Phase, tile: Tile) -> int:
     squares = ceil_div(phase.h.count, tile.h) * ceil_div(phase.w.count, tile.w)
-    return p.n * squares * ceil_div(p.k_group, tile.m) * p.groups
+    return p.n * squares * _kinds(p, tile)
 
 
-def _blocks(p: ConvProblem, tile: Tile, tiles: int, facts: Facts) -> int:
-    """One on each multiprocessor, each with the same filters for all of its tiles if it can be."""
-    blocks, kinds = min(tiles, facts.cores), ceil_div(p.k_group, tile.m) * p.groups
-    return blocks // kinds * kinds or blocks
+def _kinds(p: ConvProblem, tile: Tile) -> int:
+    """Tiles of filters, of all groups."""
+    return ceil_div(p.k_group, tile.m) * p.groups
+
+
+def _blocks(p: ConvProblem, tile: Tile, staging: Staging, tiles: int, facts: Facts) -> int:
+    """One on each multiprocessor; each with the same filters always, if it has them but once."""
+    blocks, kinds = min(tiles, facts.cores), _kinds(p, tile)
+    return blocks // kinds * kinds if staging.resident else blocks
 
 
 def _fitting(p: ConvProblem, h: int, w: int, m: int, teams: int, facts: Facts) -> Tile | None:
@@ -374,12 +383,13 @@ def _staging(p: ConvProblem, phase: Phase, tile: Tile, facts: Facts) -> Staging 
     stage_bytes = 32 * step * tile.m
     slices = 2 * 64 * (64 + 16 // p.itemsize) * tile.warpgroups if p.layout == "NHWC" else 0
     fixed = slices + 4 * steps * step + 4 * plane_pixels
-    kinds = ceil_div(p.k_group, tile.m) * p.groups
     all_steps = max(chunks * steps, 1)
+    kinds, cores = _kinds(p, tile), facts.cores
+    few_kinds = cores // kinds * kinds >= LEAST_USED * cores
     choices = [
         (buffers, stages, resident)
         for resident, counts in (
-            (True, (all_steps,) if kinds <= facts.cores else ()),
+            (True, (all_steps,) if few_kinds else ()),
             (False, range(MOST_STAGES, 1, -1) if tile.teams == 1 else ()),
         )
         for buffers in ((3, 2, 1) if _gathered(p) else (2, 1))

@@ -1,23 +1,24 @@
 // Convolution on Hopper's tensor cores with the input's tile staged once for all taps: halves, or
 // floats as TF32, with sums in float.
 //
-// A warpgroup computes 64 filters of TILE_H x 8 output pixels, a team of warpgroups a tile of TILE_M
-// filters by TILE_W columns. The input pixels that any tap of any pixel of the tile needs, its halo,
-// are copied to shared memory once for each TILE_K channels, and a tap only shifts where the tensor
-// cores read. They read groups of 8 pixels side by side, of 16 bytes of channels each, from any place
-// that is a multiple of 16 bytes: so a halo lies as one plane for each 16 bytes of channels, in it the
-// pixels. With a stride, the columns are sorted by their remainder, so that what neighbouring output
-// pixels need lies side by side. From one such row to the next it is always equally far, so that one
-// instruction takes all TILE_H rows: matrix A is the weight, B the halo.
+// A warpgroup computes 64 filters of TILE_H x 8 output pixels, a team of warpgroups a tile of
+// TILE_M filters by TILE_W columns. The input pixels that any tap of any pixel of the tile needs,
+// its halo, are copied to shared memory once for each TILE_K channels, and a tap only shifts where
+// the tensor cores read. They read groups of 8 pixels side by side, of 16 bytes of channels each,
+// from any place that is a multiple of 16 bytes: so a halo lies as one plane for each 16 bytes of
+// channels, in it the pixels. With a stride, the columns are sorted by their remainder, so that
+// what neighbouring output pixels need lies side by side. From one such row to the next it is
+// always equally far, so that one instruction takes all TILE_H rows: matrix A is the weight, B the
+// halo.
 //
 // A block stays on its multiprocessor and goes from tile to tile. One warp copies the weight, step
-// by step of STEP_PRODUCTS products, or the whole of it once (RESIDENT); three copy halos; all others
-// multiply. They meet at barriers in shared memory only: each buffer has one that says that it is
-// full and one that says that it is free. With several TEAMS, which need a resident weight, one
-// team's products run while another stores its sums.
+// by step of STEP_PRODUCTS products, or the whole of it once (RESIDENT); three copy halos; all
+// others multiply. They meet at barriers in shared memory only: each buffer has one that says that
+// it is full and one that says that it is free. With several TEAMS, which need a resident weight,
+// one team's products run while another stores its sums.
 //
-// An input of few channels is read as it lies, element by element (GATHERED), and one product takes
-// two taps. A second plane holds zeros, for the tap that is one too many.
+// An input of few channels is read as it lies, element by element (GATHERED), and one product
+// takes two taps. A second plane holds zeros, for the tap that is one too many.
 
 #include "wgmma.cuh"
 #include "activations.cuh"
@@ -153,7 +154,7 @@ struct Turn {
   }
 };
 
-// What all roles know.
+// What all roles know. A buffer's barriers lie side by side; those of stages follow the halos'.
 struct Block {
   const Params& params;
   unsigned char* shared;
@@ -212,7 +213,7 @@ __device__ inline void copy_halo(const Block& block, const Tile& tile, int chunk
     return inside ? h * params.x_h + w * params.x_w : -1;
   };
   if constexpr (GATHERED > 0) {
-    constexpr int PIXELS = 8;  // whose loads are on their way together
+    constexpr int PIXELS = GATHERED > 4 ? 4 : 8;  // whose loads are on their way together
     for (int pixel = first; pixel < pixels; pixel += PIXELS * LOADER_THREADS) {
       union {
         Scalar scalars[VECTOR];
@@ -220,7 +221,8 @@ __device__ inline void copy_halo(const Block& block, const Tile& tile, int chunk
       } v[PIXELS];
 #pragma unroll
       for (int i = 0; i < PIXELS; i++) {
-        const int at = pixel + i * LOADER_THREADS < pixels ? origin(pixel + i * LOADER_THREADS) : -1;
+        const int each = pixel + i * LOADER_THREADS;
+        const int at = each < pixels ? origin(each) : -1;
         v[i].all = uint4{0, 0, 0, 0};
 #pragma unroll
         for (int c = 0; c < GATHERED; c++) {
@@ -279,7 +281,8 @@ __device__ inline void copy_halo(const Block& block, const Tile& tile, int chunk
   }
 }
 
-// The threads of all loaders; a buffer is always filled by the same loader, in the order of its use.
+// The threads of all loaders. A buffer is always filled by the same one, in the order of its use:
+// a barrier's parity tells only neighbouring rounds apart.
 __device__ inline void copy_halos(const Block& block, int thread, const Scalar* x) {
   const int loader = thread / LOADER_THREADS;
   int team = 0;
@@ -529,7 +532,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     publish_copies();
   }
   for (int i = thread; i < HALOS + STAGES; i += THREADS) {
-    barrier_init(block.halo_full(i), i < HALOS ? LOADER_THREADS : 1);  // those of stages follow
+    barrier_init(block.halo_full(i), i < HALOS ? LOADER_THREADS : 1);
     barrier_init(block.halo_free(i), TEAM_WARPGROUPS * 4);
     publish_barriers();
   }

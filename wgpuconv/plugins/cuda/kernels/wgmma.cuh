@@ -1,6 +1,6 @@
-// Tensor cores of Hopper (compute capability 9.0): a warpgroup of four warps multiplies matrices that
-// lie in shared memory, while it goes on. On other GPUs these functions do nothing, and no algorithm
-// uses them there.
+// Hopper (compute capability 9.0): a warpgroup of four warps multiplies matrices that lie in shared
+// memory, while it goes on; and barriers in shared memory, where copies arrive by themselves. On
+// other GPUs these functions do nothing, and no algorithm uses them there.
 #pragma once
 
 #include "ptx.cuh"
@@ -35,17 +35,17 @@ __device__ inline void wait_products() {
 #endif
 }
 
-// A matrix of rows of k, as groups of 8 rows of 16 bytes that lie side by side (128 bytes): where the
-// first such group lies, and how far it is to the next along k and along the rows, all in units of
-// 16 bytes.
+// A matrix of rows of k, as groups of 8 rows of 16 bytes that lie side by side (128 bytes): where
+// the first such group lies (lower half), and how far it is to the next along k (upper half) and
+// along the rows, all in units of 16 bytes.
 __device__ inline unsigned long long core_matrices(unsigned at_and_next_k, unsigned next_rows) {
   return at_and_next_k | static_cast<unsigned long long>(next_rows) << 32;
 }
 
-// acc[64 x 8 COLUMNS] += a[64 x K] * b[8 COLUMNS x K], transposed; the K of a product take 32 bytes.
-// Both lie in shared memory, floats rounded as operands. Warp w of the group holds the rows from
-// 16 w on; acc[j] has columns 8 j + lane % 4 * 2 and one more, of row lane / 4 (elements 0 and 1)
-// and of 8 more (2 and 3).
+// acc[64 x 8 COLUMNS] += a[64 x K] * b[8 COLUMNS x K], transposed; K elements take 32 bytes. Both
+// lie in shared memory, floats rounded as operands. Warp w of the group holds the rows from 16 w
+// on; acc[j] has columns 8 j + lane % 4 * 2 and one more, of row lane / 4 (elements 0 and 1) and of
+// 8 more (2 and 3).
 template <typename T, int COLUMNS>
 __device__ void multiply_add_async(float (&acc)[COLUMNS][4], unsigned long long a,
                                    unsigned long long b);
@@ -57,8 +57,12 @@ __device__ void multiply_add_async(float (&acc)[COLUMNS][4], unsigned long long 
 #define NAMES_3 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 #define NAMES_4 "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
 #define NAMES_5 "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
-#define NAMES_6 "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"
-#define NAMES_7 "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+#define NAMES_6 \
+  "%96, %97, %98, %99, %100, %101, %102, %103, " \
+  "%104, %105, %106, %107, %108, %109, %110, %111"
+#define NAMES_7 \
+  "%112, %113, %114, %115, %116, %117, %118, %119, " \
+  "%120, %121, %122, %123, %124, %125, %126, %127"
 #define SUMS(j) "+f"(acc[j][0]), "+f"(acc[j][1]), "+f"(acc[j][2]), "+f"(acc[j][3])
 #define SUMS_4(j) SUMS(j), SUMS(j + 1), SUMS(j + 2), SUMS(j + 3)
 #define SUMS_8(j) SUMS_4(j), SUMS_4(j + 4)
