@@ -253,11 +253,10 @@ def test_what_a_device_lacks() -> None:
         found = survey(problem, other, ALGORITHMS)
         assert f"9.0, got {capability[0]}.{capability[1]}" in found.refusals["halo_wgmma"]
         assert "halo_mma" in {c.algorithm for c in found.candidates}
-    small = dataclasses.replace(HOPPER.limits, max_workgroup_storage=64 << 10)  # Turing
-    for candidate in survey(
-        problem, dataclasses.replace(HOPPER, limits=small), ALGORITHMS
-    ).candidates:
-        for step in lower(problem, candidate, HOPPER, ALGORITHMS).passes:
+    limits = dataclasses.replace(HOPPER.limits, max_workgroup_storage=64 << 10)  # Turing
+    small = dataclasses.replace(HOPPER, limits=limits)
+    for candidate in survey(problem, small, ALGORITHMS).candidates:
+        for step in lower(problem, candidate, small, ALGORITHMS).passes:
             assert interface(specialise(step.shader)).shared_bytes <= 64 << 10
 
 
