@@ -365,6 +365,10 @@ inline void __syncthreads() {
   emulator::meet(emulator::block->all, emulator::block_threads, [] {});
 }
 
+inline void __syncwarp() {
+  emulator::meet_warp([](emulator::Fiber*) {});
+}
+
 template <int COUNT>
 void sync_some(int number) {
   static_assert(COUNT % 32 == 0);
@@ -552,7 +556,7 @@ inline unsigned described(unsigned long long matrix, int row, int k, int bytes) 
   } else {
     at += row % 8 * 16 + in_row / 16 * field(16) + in_row % 16;
   }
-  if (matrix << 2 >> 48 || matrix >> 63 || at + bytes > emulator::block->shared.size()) {
+  if (matrix & 0x3fffc000c000c000 || matrix >> 63 || at + bytes > emulator::block->shared.size()) {
     emulator::fail("a matrix outside of shared memory");
   }
   unsigned bits = 0;
@@ -626,6 +630,31 @@ template <typename T, int COLUMNS>
 void multiply_add_async(float (&acc)[COLUMNS][4], const unsigned (&a)[4], unsigned long long b) {
   static_assert(sizeof(T) == 4, "fragments of halves lie otherwise");
   emulator::self().products.push_back({acc, COLUMNS, sizeof(T), 0, b, a, operand_of_bits<T>});
+}
+
+inline unsigned long long core_matrices(unsigned at_and_next_k, unsigned next_rows) {
+  return at_and_next_k | static_cast<unsigned long long>(next_rows) << 32;
+}
+
+template <typename T>
+void store_transposed(unsigned to, const float (&v)[4][2]) {
+  emulator::check_target(to, 16, 16);
+  auto& deposit = emulator::self().deposit;
+  deposit[0] = &to;
+  deposit[1] = const_cast<float(*)[2]>(v);
+  emulator::meet_warp([](emulator::Fiber* lanes) {
+    for (int lane = 0; lane < 32; lane++) {
+      for (int matrix = 0; matrix < 4; matrix++) {
+        for (int i = 0; i < 2; i++) {
+          const int column = lane % 4 * 2 + i;
+          const auto at = *static_cast<unsigned*>(lanes[matrix * 8 + column].deposit[0]);
+          const auto value = static_cast<const float(*)[2]>(lanes[lane].deposit[1])[matrix][i];
+          const T rounded = from_float<T>(value);
+          std::memcpy(&emulator::block->shared[at + lane / 4 * 2], &rounded, 2);
+        }
+      }
+    }
+  });
 }
 
 inline void set_up_barrier(unsigned barrier, int arrivals) {

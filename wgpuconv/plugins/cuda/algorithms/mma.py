@@ -151,7 +151,7 @@ def source(problem: ConvProblem, limits: Limits, *, vector: int) -> Source:
             x_w=own.x_w,
         ),
         (("x", Region("input")), ("y", region)),
-        grid_1d(ceil_div(p.n * p.h * p.w * p.groups * chunks, 128), limits),
+        grid_1d(ceil_div(p.n * align(p.h * p.w, 32) * p.groups * chunks, 128), limits),
     )
     made = own._replace(x_n=p.h * p.w * row, x_c=1, x_h=p.w * row, x_w=row)
     return Source((step,), region, channels, vector, made, nbytes)

@@ -53,29 +53,41 @@ __device__ inline Bfloat from_float<Bfloat>(float v) {
   return b;
 }
 
-// Stores two neighbouring elements, which are aligned to both.
-__device__ inline void store_pair(float* to, float first, float second) {
-  *reinterpret_cast<float2*>(to) = make_float2(first, second);
-}
+// Two elements of 2 bytes, the first one in the lower half.
+template <typename T>
+__device__ unsigned pair_of(float first, float second);
 
-__device__ inline void store_pair(Half* to, float first, float second) {
+template <>
+__device__ inline unsigned pair_of<Half>(float first, float second) {
 #if __CUDA_ARCH__ >= 800
   unsigned packed;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(second), "f"(first));
+  return packed;
 #else
-  const unsigned packed = from_float<Half>(first).bits | from_float<Half>(second).bits << 16;
+  return from_float<Half>(first).bits | from_float<Half>(second).bits << 16;
 #endif
-  *reinterpret_cast<unsigned*>(to) = packed;
 }
 
-__device__ inline void store_pair(Bfloat* to, float first, float second) {
+template <>
+__device__ inline unsigned pair_of<Bfloat>(float first, float second) {
 #if __CUDA_ARCH__ >= 800
   unsigned packed;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(second), "f"(first));
+  return packed;
 #else
-  const unsigned packed = from_float<Bfloat>(first).bits | from_float<Bfloat>(second).bits << 16;
+  return from_float<Bfloat>(first).bits | from_float<Bfloat>(second).bits << 16;
 #endif
-  *reinterpret_cast<unsigned*>(to) = packed;
+}
+
+// Stores two neighbouring elements, which are aligned to both.
+template <typename T>
+__device__ inline void store_pair(T* to, float first, float second) {
+  *reinterpret_cast<unsigned*>(to) = pair_of<T>(first, second);
+}
+
+template <>
+__device__ inline void store_pair(float* to, float first, float second) {
+  *reinterpret_cast<float2*>(to) = make_float2(first, second);
 }
 
 // ---- shared memory ----

@@ -2,7 +2,8 @@
 // channels behind each group's own as make it a multiple of CHANNELS: what the tensor-core
 // kernels load in wide copies.
 //
-// A thread moves CHANNELS of one pixel; neighbouring threads take neighbouring pixels.
+// A thread moves CHANNELS of one pixel, a warp those of 32 neighbouring pixels, and neighbouring warps
+// the same pixels' other channels, so that whole lines of memory are written at about one time.
 
 #include "ptx.cuh"
 
@@ -28,12 +29,13 @@ static_assert(BYTES == 8 || BYTES % 16 == 0, "a thread stores 8 bytes or several
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     to_channels_last(Params params, const Scalar* __restrict__ x, Scalar* __restrict__ y) {
-  const unsigned index = blockIdx.x * THREADS + threadIdx.x;
+  const unsigned warp = (blockIdx.x * THREADS + threadIdx.x) / 32;
   const unsigned chunks = params.groups * params.chunks_group;
-  const int pixel = index % params.pixels;
-  const int chunk = index / params.pixels % chunks;
-  const int image = index / params.pixels / chunks;
-  if (image >= params.n) {
+  const unsigned runs = (params.pixels + 31) / 32;
+  const int chunk = warp % chunks;
+  const int pixel = warp / chunks % runs * 32 + threadIdx.x % 32;
+  const int image = warp / chunks / runs;
+  if (image >= params.n || pixel >= params.pixels) {
     return;
   }
   const int group = chunk / params.chunks_group;

@@ -164,6 +164,13 @@ __device__ inline void wait_products() {
 #endif
 }
 
+// A matrix of rows of k, as groups of 8 rows of 16 bytes that lie side by side (128 bytes): where
+// the first such group lies (lower half), and how far it is to the next along k (upper half) and
+// along the rows, all in units of 16 bytes.
+__device__ inline unsigned long long core_matrices(unsigned at_and_next_k, unsigned next_rows) {
+  return at_and_next_k | static_cast<unsigned long long>(next_rows) << 32;
+}
+
 // acc[64 x 8 COLUMNS] += a[64 x K] * b[8 COLUMNS x K], transposed; K of T take 32 bytes. Both lie in
 // shared memory, floats rounded as operands. Warp w of the group holds the rows from 16 w on;
 // acc[j] has columns 8 j + lane % 4 * 2 and one more, of row lane / 4 (elements 0 and 1) and of 8
@@ -264,3 +271,20 @@ PRODUCTS(256, 32, 128, 128, 129, 130, 131, 132)
 #undef REGISTERS_64
 #undef REGISTERS_48
 #undef REGISTERS_32
+
+// Rounds four 8 x 8 matrices to T, of 2 bytes, and stores them transposed. A lane holds two
+// neighbouring elements of row lane / 4 of each, and gives the address of column lane % 8 of matrix
+// lane / 8.
+template <typename T>
+__device__ inline void store_transposed(unsigned to, const float (&v)[4][2]) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  unsigned packed[4];
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    packed[i] = pair_of<T>(v[i][0], v[i][1]);
+  }
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
+               "r"(packed[0]), "r"(packed[1]), "r"(packed[2]), "r"(packed[3])
+               : "memory");
+#endif
+}
