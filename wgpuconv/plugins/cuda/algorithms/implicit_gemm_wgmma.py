@@ -34,11 +34,13 @@ ROW_BYTES = 128
 
 
 class Tile(NamedTuple):
-    """A block computes p pixels by m filters, from so many slots of shared memory."""
+    """A block computes p pixels by m filters, from so many slots of shared memory; a
+    multiprocessor has so many blocks."""
 
     p: int
     m: int
     stages: int
+    blocks: int
 
 
 class Products(NamedTuple):
@@ -49,13 +51,12 @@ class Products(NamedTuple):
 
 
 TILES = (
-    Tile(128, 128, 5),
-    Tile(128, 256, 3),
-    Tile(128, 256, 4),
-    Tile(256, 128, 3),
-    Tile(256, 128, 4),
-    Tile(128, 64, 6),
-    Tile(256, 64, 4),
+    Tile(128, 128, 5, 1),
+    Tile(128, 256, 4, 1),
+    Tile(256, 128, 4, 1),
+    Tile(128, 64, 6, 1),
+    Tile(256, 64, 4, 1),
+    Tile(128, 64, 3, 2),
 )
 FILLS = (1, 2)
 """Blocks a multiprocessor that a split sum should make."""
@@ -97,17 +98,16 @@ class ImplicitGemmWgmma(CudaAlgorithm):
         ]
         computed = {t: self._tiles(p, t) * t.p * t.m for t in tiles}
         configs: list[Config] = []
-        # The first-level cache helps where taps share pixels.
-        cached = max(phase.taps for phase in phases(p)) > 1
         for tile in tiles:
             if computed[tile] > MOST_WASTE * min(computed.values()):
                 continue
             most = min(_most_steps(p) // LEAST_STEPS, 32)
-            wanted = {min(fill * facts.cores // self._tiles(p, tile), most) for fill in FILLS}
+            cores = facts.cores * tile.blocks
+            wanted = {min(fill * cores // self._tiles(p, tile), most) for fill in FILLS}
             several = sorted(splits for splits in wanted if splits > 1)
             clusters = sorted({min(splits, MOST_CLUSTER) for splits in several[:1]})
             configs += [
-                _config(tile, cached, splits, cluster)
+                _config(tile, splits, cluster)
                 for splits, cluster in [
                     (1, 1),
                     *((c, c) for c in clusters),
@@ -195,7 +195,8 @@ class ImplicitGemmWgmma(CudaAlgorithm):
             TILE_P=tile.p,
             TILE_M=tile.m,
             STAGES=tile.stages,
-            CACHED=bool(config["cached"]),
+            BLOCKS=tile.blocks,
+            CACHED=_cached(p, tiles, facts),
             CHANNELS_LAST=p.layout == "NHWC",
             OUT_VECTOR=out_vector(p),
             SPLIT=split,
@@ -227,7 +228,7 @@ class ImplicitGemmWgmma(CudaAlgorithm):
                 ("taps", taps),
                 *output_bindings(p, bias, target),
             ),
-            grid_1d(tiles if cluster > 1 else min(tiles, facts.cores), facts.limits),
+            grid_1d(tiles if cluster > 1 else min(tiles, facts.cores * tile.blocks), facts.limits),
         )
 
     def cost(self, problem: ConvProblem, config: Config, facts: Facts) -> float:
@@ -235,29 +236,34 @@ class ImplicitGemmWgmma(CudaAlgorithm):
         slices, cluster = _slices(config), int(config["cluster"])
         x = source(p, facts.limits, vector=16 // p.itemsize)
         steps = ceil_div(_most_steps(p), splits)
-        rounds = ceil_div(self._tiles(p, tile) * splits, facts.cores)  # tiles of one core
-        # wgmma is about 1.6 times as fast as mma.sync; TF32 runs at half the rate.
-        rate = 1.6 * cuda_facts(facts).matrix_flops / 2 / facts.cores * 2 / p.itemsize
-        filled = tile.p * tile.m / (tile.p * tile.m + 4096)  # products to hide the rest behind
-        compute = tile.p * tile.m * ROW_BYTES / p.itemsize / (0.85 * rate * filled)
-        # Neighbouring taps find two thirds of the pixels in the first-level cache.
-        loaded = ROW_BYTES * (tile.m + (tile.p / 3 if config["cached"] else tile.p))
-        seconds = rounds * steps * max(compute, loaded / 40e9)
-        seconds += (rounds + 4) * facts.latency  # between tiles, before the first, after the last
+        tiles = self._tiles(p, tile) * splits
+        rounds = ceil_div(tiles, facts.cores * tile.blocks)  # tiles of one block
+        # wgmma is faster than the mma.sync that was probed; TF32 runs at half the rate.
+        rate = cuda_facts(facts).matrix_flops / 2 / facts.cores * 2 / p.itemsize
+        compute = tile.p * tile.m * ROW_BYTES / p.itemsize / rate
+        loads = ROW_BYTES * (tile.p + tile.m) / 65e9
+        if x.channels * p.itemsize < ROW_BYTES:  # copies of 16 bytes here and there
+            loads = max(loads, ROW_BYTES * tile.p / 40e9)
+        multiplied = steps * max(compute, loads)
+        stored = 2 * facts.latency + p.itemsize * tile.p * min(tile.m, p.k_group) / 50e9
+        # Of two blocks, one stores while the other multiplies.
+        seconds = rounds * max(multiplied + stored, tile.blocks * multiplied) + 7 * facts.latency
         if cluster > 1:  # each waits for the others, and reads their sums
             seconds += 2 * facts.latency + 4 * tile.p * tile.m / 40e9
         partial = 2 * slices * 4 * p.out_bytes // p.itemsize if slices > 1 else 0
         traffic = p.input_bytes + p.out_bytes + 3 * p.weight_bytes + 2 * x.nbytes + partial
         launches = len(phases(p)) * 2 + len(x.passes) + (slices > 1)
-        return max(seconds, traffic / facts.bandwidth) + launches * facts.launch
+        memory = traffic / facts.bandwidth
+        # Neither hides the other one quite.
+        return max(seconds, memory) + 0.2 * min(seconds, memory) + launches * facts.launch
 
 
-def _config(tile: Tile, cached: bool, splits: int, cluster: int) -> Config:
+def _config(tile: Tile, splits: int, cluster: int) -> Config:
     return {
         "tile_p": tile.p,
         "tile_m": tile.m,
         "stages": tile.stages,
-        "cached": cached,
+        "blocks": tile.blocks,
         "splits": splits,
         "cluster": cluster,
     }
@@ -269,7 +275,17 @@ def _slices(config: Config) -> int:
 
 
 def _tile_of(config: Config) -> Tile:
-    return Tile(*(int(config[name]) for name in ("tile_p", "tile_m", "stages")))
+    return Tile(*(int(config[name]) for name in ("tile_p", "tile_m", "stages", "blocks")))
+
+
+def _cached(p: ConvProblem, tiles: int, facts: Facts) -> bool:
+    """Whether copies go through the first-level cache.
+
+    It helps where taps share pixels: those of one tile, or neighbours in a line of memory. Where
+    lines are whole, and a block goes from tile to tile, it only costs.
+    """
+    taps = max(phase.taps for phase in phases(p))
+    return taps > 1 and (tiles <= facts.cores or p.c_group * p.itemsize < ROW_BYTES)
 
 
 def _channel_block(p: ConvProblem, channels: int) -> int | None:

@@ -19,6 +19,8 @@ PACKED_FILTERS = 8
 """Filters that a block of pack_filters packs,"""
 PACKED_WINDOW = 512
 """and products of each."""
+MOST_CHUNKS = 8
+"""Copies of one pixel that a block of to_channels_last brings: a line of memory of 128 bytes."""
 SHARED_OF_CORE = 1024
 """Bytes of shared memory that the driver keeps of each block."""
 
@@ -131,27 +133,37 @@ def source(problem: ConvProblem, limits: Limits, *, vector: int) -> Source:
         return Source((), Region("input"), p.c_group, vector, own, 0)
     channels = align(p.c_group, vector)
     row = p.groups * channels
-    whole = vector * p.itemsize == 16
-    moved = 2 * vector if channels % (2 * vector) == 0 and whole else vector
     nbytes = p.n * p.h * p.w * row * p.itemsize
     region = Region("workspace", 0, nbytes)
-    chunks = channels // moved
+    pixels = p.h * p.w
+    chunks = row // vector
+    tiles = ceil_div(chunks, MOST_CHUNKS)
+    tile_chunks = ceil_div(chunks, tiles)
+    warps = max(8 // tile_chunks, 1) * tile_chunks
+    tile_pixels = 64 * (warps // tile_chunks)
     step = Pass(
-        Shader.of("to_channels_last", p.dtype, CHANNELS=moved),
+        Shader.of(
+            "to_channels_last",
+            p.dtype,
+            CHANNELS=vector,
+            CHUNKS=tile_chunks,
+            PIXELS=tile_pixels,
+            VECTOR=2 if p.layout == "NCHW" and pixels % 2 == 0 else 1,
+            THREADS=32 * warps,
+        ),
         params(
-            pixels=p.h * p.w,
-            w=p.w,
+            all_pixels=p.n * pixels,
+            pixels=pixels,
             c_group=p.c_group,
-            chunks_group=chunks,
-            groups=p.groups,
-            n=p.n,
+            chunks_group=channels // vector,
+            chunks=chunks,
+            tiles=tiles,
             x_n=own.x_n,
             x_c=own.x_c,
-            x_h=own.x_h,
-            x_w=own.x_w,
+            x_p=own.x_w,
         ),
         (("x", Region("input")), ("y", region)),
-        grid_1d(ceil_div(p.n * align(p.h * p.w, 32) * p.groups * chunks, 128), limits),
+        grid_1d(ceil_div(p.n * pixels, tile_pixels) * tiles, limits),
     )
     made = own._replace(x_n=p.h * p.w * row, x_c=1, x_h=p.w * row, x_w=row)
     return Source((step,), region, channels, vector, made, nbytes)
@@ -297,9 +309,12 @@ def mma_seconds(
     in_flight = min(blocks, facts.cores * resident) / facts.cores  # blocks of a core
     # Few warps leave the tensor cores waiting for each other's fragments.
     warps = tile.threads // 32 * min(in_flight, resident)
-    efficiency = 0.9 * warps / (warps + 2) * tile.wp * tile.wm / (tile.wp * tile.wm + 1024)
+    efficiency = 1.15 * warps / (warps + 2) * tile.wp * tile.wm / (tile.wp * tile.wm + 1024)
+    if in_flight <= 1:  # nothing to multiply while the only block waits for its copies
+        efficiency *= 0.45
     core_rate = cuda_facts(facts).matrix_flops / 2 / facts.cores * efficiency
     compute = products * max(in_flight, 1.0) / core_rate
     # The second-level cache feeds a core with about 32 bytes a nanosecond.
     loads = steps * step_bytes * max(in_flight, 1.0) / 32e9
-    return waves * (max(compute, loads) + 5 * facts.latency)
+    # The first copies, the stores, and what a split leaves for the next launch, come on top.
+    return waves * (max(compute, loads) + 5 * facts.latency) + 15 * facts.latency

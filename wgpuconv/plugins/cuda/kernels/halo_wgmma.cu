@@ -94,9 +94,9 @@ constexpr int LOADER_WARPS = 3;
 constexpr int LOADERS = HALOS < LOADER_WARPS ? 1 : LOADER_WARPS;
 constexpr int LOADER_THREADS = LOADER_WARPS / LOADERS * 32;
 // Of the registers that all begin with the same number of, those who copy give most away.
-constexpr int COPIER_REGISTERS = WARPGROUPS == 2 ? 88 : 56;
-constexpr int MULTIPLIER_REGISTERS = WARPGROUPS == 2 ? 208 : 152;
-static_assert(WARPGROUPS <= 3, "registers for the sums");
+constexpr int COPIER_REGISTERS = 88;
+constexpr int MULTIPLIER_REGISTERS = 208;
+static_assert(WARPGROUPS <= 2, "registers for the sums");
 static_assert(TILE_H % 4 == 0 && TILE_W % 8 == 0 && TILE_M % 64 == 0, "whole warpgroups");
 static_assert(THREADS == WARPGROUPS * 128 + 32 + LOADER_WARPS * 32, "a role for each warp");
 static_assert(TEAMS == 1 || RESIDENT, "teams wait for no common step");

@@ -26,6 +26,7 @@ using Scalar = Half;
 constexpr int TILE_P = 128;
 constexpr int TILE_M = 128;
 constexpr int STAGES = 5;
+constexpr int BLOCKS = 1;  // of a multiprocessor, 1 or 2: one multiplies while the other stores
 constexpr bool CACHED = true;  // A goes through the first-level cache: taps share pixels
 constexpr bool CHANNELS_LAST = true;  // the output's order
 constexpr int OUT_VECTOR = 8;  // elements of one store
@@ -97,7 +98,8 @@ constexpr int A_ROWS = GROUP / ROW_CHUNKS;  // that one copy of each thread cove
 constexpr int A_COPIES = TILE_P / A_ROWS;
 // What a thread may hold; together, all of a multiprocessor. A producer needs two a copy.
 constexpr int PRODUCER_REGISTERS = A_COPIES > 8 ? 72 : 40;
-constexpr int CONSUMER_REGISTERS = A_COPIES > 8 ? 216 : 232;
+constexpr int CONSUMER_REGISTERS = BLOCKS == 2 ? 96 : A_COPIES > 8 ? 216 : 232;
+static_assert(BLOCKS == 1 || (BLOCKS == 2 && ROWS == 1 && TILE_M <= 64), "registers for the sums");
 
 // What a consumer stores at once: 64 pixels, of each as many filters as are one line of memory.
 constexpr int STORED_M = ROW_BYTES / BYTES;
@@ -441,7 +443,7 @@ __device__ inline void consume(const Params& params, const Scalar* bias, const S
   }
 }
 
-extern "C" __global__ void CLUSTER_OF(CLUSTER) __launch_bounds__(THREADS, 1)
+extern "C" __global__ void CLUSTER_OF(CLUSTER) __launch_bounds__(THREADS, BLOCKS)
     implicit_gemm_wgmma(Params params, const Scalar* __restrict__ x,
                         const Scalar* __restrict__ packed, const int2* __restrict__ taps,
                         const Scalar* __restrict__ bias, const Scalar* __restrict__ residual,

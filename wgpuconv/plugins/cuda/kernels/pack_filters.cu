@@ -43,10 +43,22 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const int row = threadIdx.x / 32;
     const int m = m0 % (params.m_tiles * TILE_M) + row;
     const Scalar* filter = weight + group * params.w_g + m * params.w_m;
-#pragma unroll 8
-    for (int k = threadIdx.x % 32; k < products; k += 32) {
-      const int offset = m < params.m ? offsets[k0 + k] : -1;
-      staged[row][k] = as_operand(offset >= 0 ? filter[offset] : from_float<Scalar>(0.0f));
+    // All loads are on their way at once.
+    constexpr int LOADS = WINDOW / 32;
+    int offset[LOADS];
+    Scalar v[LOADS];
+#pragma unroll
+    for (int i = 0; i < LOADS; i++) {
+      const int k = i * 32 + threadIdx.x % 32;
+      offset[i] = m < params.m && k < products ? offsets[k0 + k] : -1;
+    }
+#pragma unroll
+    for (int i = 0; i < LOADS; i++) {
+      v[i] = offset[i] >= 0 ? filter[offset[i]] : from_float<Scalar>(0.0f);
+    }
+#pragma unroll
+    for (int i = 0; i < LOADS; i++) {
+      staged[row][i * 32 + threadIdx.x % 32] = as_operand(v[i]);
     }
   }
   __syncthreads();
