@@ -216,27 +216,32 @@ __device__ inline void copy_halo(const Block& block, const Tile& tile, int chunk
   if constexpr (GATHERED > 0) {
     constexpr int PIXELS = GATHERED > 4 ? 4 : 8;  // whose loads are on their way together
     for (int pixel = first; pixel < pixels; pixel += PIXELS * LOADER_THREADS) {
-      union {
-        Scalar scalars[VECTOR];
-        uint4 all;
-      } v[PIXELS];
+      // Loads outside of branches: where a value is needed at once, each would be waited for.
+      Scalar loaded[PIXELS][GATHERED > 0 ? GATHERED : 1];
+      bool inside[PIXELS];
 #pragma unroll
       for (int i = 0; i < PIXELS; i++) {
         const int each = pixel + i * LOADER_THREADS;
         const int at = each < pixels ? origin(each) : -1;
-        v[i].all = uint4{0, 0, 0, 0};
+        inside[i] = at >= 0;
 #pragma unroll
         for (int c = 0; c < GATHERED; c++) {
-          if (at >= 0) {
-            v[i].scalars[c] = as_operand(image[at + c * params.x_c]);
-          }
+          loaded[i][c] = image[max(at, 0) + c * params.x_c];
         }
       }
 #pragma unroll
       for (int i = 0; i < PIXELS; i++) {
+        union {
+          Scalar scalars[VECTOR];
+          uint4 all;
+        } v;
+        v.all = uint4{0, 0, 0, 0};
+#pragma unroll
+        for (int c = 0; c < GATHERED; c++) {
+          v.scalars[c] = inside[i] ? as_operand(loaded[i][c]) : from_float<Scalar>(0.0f);
+        }
         if (pixel + i * LOADER_THREADS < pixels) {
-          *reinterpret_cast<uint4*>(block.shared + to + (pixel + i * LOADER_THREADS) * 16) =
-              v[i].all;
+          *reinterpret_cast<uint4*>(block.shared + to + (pixel + i * LOADER_THREADS) * 16) = v.all;
         }
       }
     }
