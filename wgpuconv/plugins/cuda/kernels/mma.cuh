@@ -135,11 +135,18 @@ struct WholeBlock {
   __device__ static void sync() { __syncthreads(); }
 };
 
-// or one warpgroup of it.
+// or one of its first two warpgroups.
 struct Warpgroup {
   static constexpr int THREADS = 128;
   __device__ static int thread() { return threadIdx.x % 128; }
-  __device__ static void sync() { sync_some<128>(1 + threadIdx.x / 128); }
+  // Numbers that the compiler sees: else it reserves all barriers that a block may have.
+  __device__ static void sync() {
+    if (threadIdx.x < 128) {
+      sync_some<128>(1);
+    } else {
+      sync_some<128>(2);
+    }
+  }
 };
 
 // Calls action(place in the staged tile, place in y) for the runs of a tile that a thread moves.
