@@ -1,9 +1,11 @@
-// Runs one CUDA kernel on the CPU: blocks one after the other, the threads of a block as fibers.
+// Runs one CUDA kernel on the CPU: clusters of blocks one after the other, their threads as fibers.
 //
-// It takes the place of kernels/ptx.cuh, with the same functions. What the hardware does together
-// (barriers, ldmatrix, mma) happens when the last thread arrives. Asynchronous copies happen as
-// late as the kernel's own waits allow, shared memory begins as NaN, and addresses are checked:
-// a missing wait or barrier, a wrong place and a misaligned copy show as wrong results or abort.
+// It takes the place of kernels/ptx.cuh and kernels/wgmma.cuh, with the same functions. What the
+// hardware does together (barriers, ldmatrix, mma) happens when the last thread arrives.
+// Asynchronous copies happen as late as the kernel's own waits allow, and in every other launch at
+// once; asynchronous products as late as they may. Shared memory begins as NaN, and addresses are
+// checked: a missing wait or barrier, a wrong place and a misaligned copy show as wrong results or
+// end the launch.
 
 #include <ucontext.h>
 
@@ -13,12 +15,15 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <map>
 #include <utility>
 #include <vector>
 
 #define __device__
 #define __global__
 #define __launch_bounds__(...)
+#define __shared__ static
+#define __align__(n) __attribute__((aligned(n)))
 
 struct int2 {
   int x, y;
@@ -50,15 +55,25 @@ struct Index {
   unsigned x = 0;
 };
 
-static Index threadIdx, blockIdx;
+static Index threadIdx, blockIdx, gridDim;
 static constexpr int min(int a, int b) { return a < b ? a : b; }
 static constexpr int max(int a, int b) { return a < b ? b : a; }
 
 namespace emulator {
 
+static ucontext_t main_context;
+static bool in_thread;
+static char fault[200];  // what the kernel did wrong, the first time
+
+struct Failure {};
+
+// Ends the launch.
 [[noreturn]] inline void fail(const char* what) {
-  std::fprintf(stderr, "emulated kernel, block %u thread %u: %s\n", blockIdx.x, threadIdx.x, what);
-  std::abort();
+  std::snprintf(fault, sizeof fault, "block %u thread %u: %s", blockIdx.x, threadIdx.x, what);
+  if (in_thread) {
+    setcontext(&main_context);
+  }
+  throw Failure();
 }
 
 struct Copy {
@@ -68,11 +83,14 @@ struct Copy {
   bool valid;
 };
 
+// acc[64 x 8 columns] += a * b. Matrix a lies in shared memory, or in fragments of the threads.
 struct Product {
   float (*acc)[4];
   int columns;
+  int bytes;  // of an element
   unsigned long long a, b;
-  float (*element)(unsigned short);
+  const unsigned* fragment;
+  float (*element)(unsigned bits);
 };
 
 struct Fiber {
@@ -81,58 +99,146 @@ struct Fiber {
   std::deque<std::vector<Copy>> groups;  // of copies on their way
   std::vector<Copy> group;
   bool done = false;
+  // What the thread waits for: that the word, as far as the mask goes, is no longer this value.
+  const unsigned* word = nullptr;
+  unsigned value, mask;
   void* deposit[3];
   std::deque<std::vector<Product>> product_groups;
   std::vector<Product> products;
 };
 
-// Threads that wait for each other: a block, or a warp.
+// What arrives at a barrier in shared memory by itself.
+struct Arrival {
+  std::vector<Copy> copies;
+  unsigned barrier;
+  bool bulk;
+};
+
+struct Barrier {
+  int arrivals;
+  int missing;
+  long bytes = 0;  // that the phase waits for
+  unsigned phase = 0;
+};
+
+// Threads that wait for each other: a block, a part of it, or a warp.
 struct Meeting {
   int arrived = 0;
   unsigned turn = 0;
 };
 
+struct Block {
+  Meeting all, parts[16];
+  std::vector<Meeting> warps;
+  std::vector<unsigned char> shared;  // NaN before the block begins and after it has ended
+  std::map<unsigned, Barrier> barriers;
+  std::deque<Arrival> arrivals;
+  int running;
+};
+
 static std::vector<Fiber> fibers;
-static std::vector<Meeting> warps;
-static Meeting block;
+static std::vector<Block> blocks;  // of the cluster
+static Meeting cluster;
+static Block* block;  // whose thread runs
 static int block_threads;
-static ucontext_t main_context;
-static std::vector<unsigned char> shared;
 static std::vector<std::pair<const char*, const char*>> arrays;
+static bool eager = true;  // copies land at once
+static long progress;      // counts what other threads may wait for
 
-inline Fiber& self() { return fibers[threadIdx.x]; }
+inline Fiber& self() { return fibers[(block - blocks.data()) * block_threads + threadIdx.x]; }
 
-inline void yield() {
-  const unsigned me = threadIdx.x;
-  swapcontext(&fibers[me].context, &main_context);
-  threadIdx.x = me;
+inline void yield() { swapcontext(&self().context, &main_context); }
+
+inline void wait_while(const unsigned& word, unsigned value, unsigned mask) {
+  auto& fiber = self();
+  fiber.word = &word;
+  fiber.value = value;
+  fiber.mask = mask;
+  while (((word ^ value) & mask) == 0) {
+    yield();
+  }
+  fiber.word = nullptr;
 }
 
 template <typename Action>
 void meet(Meeting& meeting, int count, Action action) {
+  progress++;
   if (++meeting.arrived == count) {
     meeting.arrived = 0;
     meeting.turn++;
     action();
     return;
   }
-  const unsigned turn = meeting.turn;
-  while (meeting.turn == turn) {
-    yield();
-  }
+  wait_while(meeting.turn, meeting.turn, ~0u);
 }
 
 template <typename Action>
 void meet_warp(Action action) {
-  const int first = threadIdx.x / 32 * 32;
-  meet(warps[first / 32], 32, [&] { action(&fibers[first]); });
+  const int warp = threadIdx.x / 32;
+  meet(block->warps[warp], 32, [&] { action(&self() - threadIdx.x % 32); });
 }
 
 inline void land(const Copy& copy) {
   if (copy.valid) {
-    std::memcpy(&shared[copy.to], copy.from, copy.bytes);
+    std::memcpy(&block->shared[copy.to], copy.from, copy.bytes);
   } else {
-    std::memset(&shared[copy.to], 0, copy.bytes);
+    std::memset(&block->shared[copy.to], 0, copy.bytes);
+  }
+}
+
+inline Barrier& barrier_at(unsigned at) {
+  const auto found = block->barriers.find(at);
+  if (found == block->barriers.end()) {
+    fail("no barrier has been set up there");
+  }
+  return found->second;
+}
+
+inline void arrive(unsigned at, int arrivals, long bytes) {
+  auto& barrier = barrier_at(at);
+  progress++;
+  barrier.missing -= arrivals;
+  barrier.bytes += bytes;
+  if (barrier.missing < 0) {
+    fail("more arrivals at a barrier than it was set up for");
+  }
+  if (barrier.missing == 0 && barrier.bytes == 0) {
+    barrier.missing = barrier.arrivals;
+    barrier.phase++;
+  }
+}
+
+inline void land_next() {
+  const auto next = std::move(block->arrivals.front());
+  block->arrivals.pop_front();
+  long bytes = 0;
+  for (const auto& copy : next.copies) {
+    land(copy);
+    bytes += copy.bytes;
+  }
+  arrive(next.barrier, next.bulk ? 0 : 1, next.bulk ? -bytes : 0);
+}
+
+inline void begin_arrival(Arrival arrival) {
+  block->arrivals.push_back(std::move(arrival));
+  progress++;
+  if (eager) {
+    land_next();
+  }
+}
+
+inline void check_source(const char* first, int bytes, int aligned) {
+  for (auto [begin, end] : arrays) {
+    if (begin <= first && first + bytes <= end && (first - begin) % aligned == 0) {
+      return;
+    }
+  }
+  fail("a copy from outside of all arrays, or misaligned");
+}
+
+inline void check_target(unsigned to, int bytes, int aligned) {
+  if (to % aligned || to + bytes > block->shared.size()) {
+    fail("a copy to a wrong place in shared memory");
   }
 }
 
@@ -149,48 +255,128 @@ inline void begin() {
   yield();
 }
 
-inline void launch(unsigned grid, int threads, unsigned shared_bytes, void (*start)()) {
-  entry = start;
-  block_threads = threads;
-  fibers.resize(threads);
-  warps.assign(threads / 32, {});
-  for (blockIdx.x = 0; blockIdx.x < grid; blockIdx.x++) {
-    shared.assign(shared_bytes, 0xff);
-    block = {};
-    for (auto& fiber : fibers) {
-      fiber.done = false;
-      fiber.groups.clear();
-      fiber.group.clear();
-      fiber.product_groups.clear();
-      fiber.products.clear();
-      getcontext(&fiber.context);
-      fiber.context.uc_stack.ss_sp = fiber.stack.data();
-      fiber.context.uc_stack.ss_size = fiber.stack.size();
-      fiber.context.uc_link = nullptr;
-      makecontext(&fiber.context, begin, 0);
+inline void start(Fiber& fiber) {
+  fiber.done = false;
+  fiber.word = nullptr;
+  fiber.groups.clear();
+  fiber.group.clear();
+  fiber.product_groups.clear();
+  fiber.products.clear();
+  getcontext(&fiber.context);
+  fiber.context.uc_stack.ss_sp = fiber.stack.data();
+  fiber.context.uc_stack.ss_size = fiber.stack.size();
+  fiber.context.uc_link = nullptr;
+  makecontext(&fiber.context, begin, 0);
+}
+
+// Each thread of the block until it waits.
+inline void run_threads(Fiber* first) {
+  for (int i = 0; i < block_threads; i++) {
+    auto& fiber = first[i];
+    if (fiber.done || (fiber.word && ((*fiber.word ^ fiber.value) & fiber.mask) == 0)) {
+      continue;
     }
-    int running = threads;
-    while (running) {
-      for (int i = 0; i < threads; i++) {
-        if (!fibers[i].done) {
-          threadIdx.x = i;
-          swapcontext(&main_context, &fibers[i].context);
-          running -= fibers[i].done;
-        }
-      }
+    threadIdx.x = i;
+    in_thread = true;
+    swapcontext(&main_context, &fiber.context);
+    in_thread = false;
+    if (*fault) {
+      throw Failure();
     }
-    for (auto& fiber : fibers) {
+    if (fiber.done) {
+      progress++;
+      block->running--;
       if (!fiber.groups.empty() || !fiber.group.empty() || !fiber.product_groups.empty() ||
           !fiber.products.empty()) {
-        fail("copies or products were still on their way when the kernel ended");
+        fail("copies or products were still on their way when the thread ended");
+      }
+    }
+  }
+  if (!block->running) {
+    if (!block->arrivals.empty()) {
+      fail("copies were still on their way when the block ended");
+    }
+    block->shared.assign(block->shared.size(), 0xff);
+  }
+}
+
+inline void run_blocks(unsigned grid, int threads, unsigned shared_bytes, int cluster_blocks,
+                       void (*kernel)()) {
+  entry = kernel;
+  block_threads = threads;
+  gridDim.x = grid;
+  eager = !eager;
+  if (grid % cluster_blocks) {
+    fail("the grid is no multiple of the cluster");
+  }
+  fibers.resize(threads * cluster_blocks);
+  for (unsigned first = 0; first < grid; first += cluster_blocks) {
+    cluster = {};
+    blocks.assign(cluster_blocks, {});
+    for (auto& each : blocks) {
+      each.warps.assign(threads / 32, {});
+      each.shared.assign(shared_bytes, 0xff);
+      each.running = threads;
+    }
+    for (auto& fiber : fibers) {
+      start(fiber);
+    }
+    for (bool running = true; running;) {
+      const long before = progress;
+      running = false;
+      for (int i = 0; i < cluster_blocks; i++) {
+        block = &blocks[i];
+        blockIdx.x = first + i;
+        if (block->running) {
+          run_threads(&fibers[i * threads]);
+        }
+        running |= block->running > 0;
+      }
+      if (running && progress == before) {
+        for (auto& each : blocks) {
+          block = &each;
+          if (!block->arrivals.empty()) {
+            land_next();
+            break;
+          }
+        }
+        if (progress == before) {
+          fail("all threads wait for each other");
+        }
       }
     }
   }
 }
 
+// Returns what the kernel did wrong, or nothing.
+inline const char* launch(unsigned grid, int threads, unsigned shared_bytes, int cluster_blocks,
+                          void (*kernel)()) {
+  *fault = 0;
+  try {
+    run_blocks(grid, threads, shared_bytes, cluster_blocks, kernel);
+  } catch (Failure) {
+  }
+  return fault;
+}
+
 }  // namespace emulator
 
-inline void __syncthreads() { emulator::meet(emulator::block, emulator::block_threads, [] {}); }
+inline void __syncthreads() {
+  emulator::meet(emulator::block->all, emulator::block_threads, [] {});
+}
+
+inline void __syncwarp() {
+  emulator::meet_warp([](emulator::Fiber*) {});
+}
+
+template <int COUNT>
+void sync_some(int number) {
+  static_assert(COUNT % 32 == 0);
+  if (number < 1 || number > 15) {
+    emulator::fail("no such barrier");
+  }
+  emulator::meet(emulator::block->parts[number], COUNT, [] {});
+}
 
 // ---- the functions of ptx.cuh ----
 
@@ -237,29 +423,26 @@ void store_pair(T* to, float first, float second) {
   to[1] = from_float<T>(second);
 }
 
-inline unsigned char* shared_memory() { return emulator::shared.data(); }
+inline unsigned char* shared_memory() { return emulator::block->shared.data(); }
 
 inline unsigned shared_address(const void* pointer) {
-  return static_cast<const unsigned char*>(pointer) - emulator::shared.data();
+  return static_cast<const unsigned char*>(pointer) - emulator::block->shared.data();
 }
 
-template <int BYTES>
+template <int BYTES, bool CACHED = BYTES != 16>
 void copy_async(unsigned to, const void* from, bool valid) {
   static_assert(BYTES == 4 || BYTES == 8 || BYTES == 16);
-  if (to % BYTES || to + BYTES > emulator::shared.size()) {
-    emulator::fail("a copy to a wrong place in shared memory");
-  }
+  static_assert(CACHED || BYTES == 16);
+  emulator::check_target(to, BYTES, BYTES);
   if (valid) {
-    const char* first = static_cast<const char*>(from);
-    bool inside = false;
-    for (auto [begin, end] : emulator::arrays) {
-      inside |= begin <= first && first + BYTES <= end && (first - begin) % BYTES == 0;
-    }
-    if (!inside) {
-      emulator::fail("a copy from outside of all arrays, or misaligned");
-    }
+    emulator::check_source(static_cast<const char*>(from), BYTES, BYTES);
   }
-  emulator::self().group.push_back({to, from, BYTES, valid});
+  const emulator::Copy copy{to, from, BYTES, valid};
+  if (emulator::eager) {
+    emulator::land(copy);
+  } else {
+    emulator::self().group.push_back(copy);
+  }
 }
 
 inline void commit_copies() {
@@ -280,7 +463,7 @@ void wait_copies() {
 }
 
 inline void load_matrices(unsigned (&to)[4], unsigned from) {
-  if (from % 16 || from + 16 > emulator::shared.size()) {
+  if (from % 16 || from + 16 > emulator::block->shared.size()) {
     emulator::fail("a matrix row from a wrong place in shared memory");
   }
   auto& deposit = emulator::self().deposit;
@@ -291,7 +474,7 @@ inline void load_matrices(unsigned (&to)[4], unsigned from) {
       for (int matrix = 0; matrix < 4; matrix++) {
         const auto row = *static_cast<unsigned*>(lanes[matrix * 8 + lane / 4].deposit[1]);
         std::memcpy(static_cast<unsigned*>(lanes[lane].deposit[0]) + matrix,
-                    &emulator::shared[row + lane % 4 * 4], 4);
+                    &emulator::block->shared[row + lane % 4 * 4], 4);
       }
     }
   });
@@ -362,42 +545,166 @@ inline void commit_products() {
   fiber.products.clear();
 }
 
-// Where element (row, k) of a matrix lies that is described as wgmma wants it, without a swizzle.
-inline unsigned short described(unsigned long long matrix, int row, int k) {
+// The element (row, k) of a matrix that is described as wgmma wants it.
+inline unsigned described(unsigned long long matrix, int row, int k, int bytes) {
   auto field = [&](int bit) { return static_cast<unsigned>(matrix >> bit & 0x3fff) * 16; };
-  const unsigned at =
-      field(0) + row / 8 * field(32) + row % 8 * 16 + k / 8 * field(16) + k % 8 * 2;
-  if (matrix >> 46 || at + 2 > emulator::shared.size()) {
+  const int in_row = k * bytes;
+  unsigned at = field(0) + row / 8 * field(32);
+  if (matrix >> 62 == 1) {
+    at += row % 8 * 128 + in_row;
+    at ^= (at >> 7 & 7) << 4;
+  } else {
+    at += row % 8 * 16 + in_row / 16 * field(16) + in_row % 16;
+  }
+  if (matrix & 0x3fffc000c000c000 || matrix >> 63 || at + bytes > emulator::block->shared.size()) {
     emulator::fail("a matrix outside of shared memory");
   }
-  unsigned short bits;
-  std::memcpy(&bits, &emulator::shared[at], 2);
+  unsigned bits = 0;
+  std::memcpy(&bits, &emulator::block->shared[at], bytes);
   return bits;
 }
 
-// As late as it may: each thread computes its own part of the products that it waits for.
-template <int PENDING>
-void wait_products() {
-  auto& groups = emulator::self().product_groups;
-  const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-  while (groups.size() > PENDING) {
-    for (const auto& product : groups.front()) {
-      for (int j = 0; j < product.columns; j++) {
-        for (int i = 0; i < 4; i++) {
-          for (int k = 0; k < 16; k++) {
-            const int row = warp * 16 + lane / 4 + i / 2 * 8, column = j * 8 + lane % 4 * 2 + i % 2;
-            product.acc[j][i] += product.element(described(product.a, row, k)) *
-                                 product.element(described(product.b, column, k));
-          }
+namespace emulator {
+
+// The part of a product that the threads of one warp hold.
+inline void multiply(Fiber* lanes, std::size_t number) {
+  const int warp = (lanes - fibers.data()) % block_threads / 32 % 4;
+  auto product = [&](int lane) { return lanes[lane].product_groups.front()[number]; };
+  const Product first = product(0);
+  const int depth = 32 / first.bytes;
+  float left[16][16], right[256][16];
+  for (int k = 0; k < depth; k++) {
+    for (int row = 0; row < 16; row++) {
+      const unsigned bits = first.fragment
+                                ? product(row % 8 * 4 + k % 4).fragment[row / 8 + k / 4 * 2]
+                                : described(first.a, warp * 16 + row, k, first.bytes);
+      left[row][k] = first.element(bits);
+    }
+    for (int column = 0; column < first.columns * 8; column++) {
+      right[column][k] = first.element(described(first.b, column, k, first.bytes));
+    }
+  }
+  for (int lane = 0; lane < 32; lane++) {
+    float(*acc)[4] = product(lane).acc;
+    for (int j = 0; j < first.columns; j++) {
+      for (int i = 0; i < 4; i++) {
+        const float* row = left[lane / 4 + i / 2 * 8];
+        const float* column = right[j * 8 + lane % 4 * 2 + i % 2];
+        for (int k = 0; k < depth; k++) {
+          acc[j][i] += row[k] * column[k];
         }
       }
     }
-    groups.pop_front();
   }
+}
+
+}  // namespace emulator
+
+// As late as it may; fragments must not have changed until then.
+template <int PENDING>
+void wait_products() {
+  emulator::meet_warp([](emulator::Fiber* lanes) {
+    while (lanes[0].product_groups.size() > PENDING) {
+      for (std::size_t i = 0; i < lanes[0].product_groups.front().size(); i++) {
+        emulator::multiply(lanes, i);
+      }
+      for (int lane = 0; lane < 32; lane++) {
+        lanes[lane].product_groups.pop_front();
+      }
+    }
+  });
+}
+
+template <typename T>
+float operand_of_bits(unsigned bits) {
+  return operand(T{}, &bits, 0, 0);
 }
 
 template <typename T, int COLUMNS>
 void multiply_add_async(float (&acc)[COLUMNS][4], unsigned long long a, unsigned long long b) {
   emulator::self().products.push_back(
-      {acc, COLUMNS, a, b, [](unsigned short bits) { return to_float(T{bits}); }});
+      {acc, COLUMNS, sizeof(T), a, b, nullptr, operand_of_bits<T>});
+}
+
+template <typename T, int COLUMNS>
+void multiply_add_async(float (&acc)[COLUMNS][4], const unsigned (&a)[4], unsigned long long b) {
+  static_assert(sizeof(T) == 4, "fragments of halves lie otherwise");
+  emulator::self().products.push_back({acc, COLUMNS, sizeof(T), 0, b, a, operand_of_bits<T>});
+}
+
+inline unsigned long long core_matrices(unsigned at_and_next_k, unsigned next_rows) {
+  return at_and_next_k | static_cast<unsigned long long>(next_rows) << 32;
+}
+
+template <typename T>
+void store_transposed(unsigned to, const float (&v)[4][2]) {
+  emulator::check_target(to, 16, 16);
+  auto& deposit = emulator::self().deposit;
+  deposit[0] = &to;
+  deposit[1] = const_cast<float(*)[2]>(v);
+  emulator::meet_warp([](emulator::Fiber* lanes) {
+    for (int lane = 0; lane < 32; lane++) {
+      for (int matrix = 0; matrix < 4; matrix++) {
+        for (int i = 0; i < 2; i++) {
+          const int column = lane % 4 * 2 + i;
+          const auto at = *static_cast<unsigned*>(lanes[matrix * 8 + column].deposit[0]);
+          const auto value = static_cast<const float(*)[2]>(lanes[lane].deposit[1])[matrix][i];
+          const T rounded = from_float<T>(value);
+          std::memcpy(&emulator::block->shared[at + lane / 4 * 2], &rounded, 2);
+        }
+      }
+    }
+  });
+}
+
+inline void set_up_barrier(unsigned barrier, int arrivals) {
+  emulator::check_target(barrier, 8, 8);
+  emulator::block->barriers[barrier] = {arrivals, arrivals};
+}
+
+inline void publish_barriers() {}
+
+// Others run at once: what they do too early shows.
+inline void arrive(unsigned barrier) {
+  emulator::arrive(barrier, 1, 0);
+  emulator::yield();
+}
+
+inline void arrive_expecting(unsigned barrier, int bytes) { emulator::arrive(barrier, 1, bytes); }
+
+inline void arrive_with_copies(unsigned barrier) {
+  auto& fiber = emulator::self();
+  if (!fiber.groups.empty()) {
+    emulator::fail("copies of a group that has been ended do not arrive at a barrier");
+  }
+  emulator::begin_arrival({std::move(fiber.group), barrier, false});
+  fiber.group.clear();
+}
+
+inline void wait_barrier(unsigned barrier, unsigned parity) {
+  emulator::wait_while(emulator::barrier_at(barrier).phase, parity, 1);
+}
+
+inline void copy_bulk(unsigned to, const void* from, int bytes, unsigned barrier) {
+  emulator::check_target(to, bytes, 16);
+  emulator::check_source(static_cast<const char*>(from), bytes, 16);
+  emulator::begin_arrival({{{to, from, bytes, true}}, barrier, true});
+}
+
+template <int COUNT>
+void give_registers() {}
+template <int COUNT>
+void take_registers() {}
+
+#define CLUSTER_OF(BLOCKS)
+
+inline void sync_cluster() {
+  emulator::meet(emulator::cluster, emulator::block_threads * emulator::blocks.size(), [] {});
+}
+inline void leave_cluster() { sync_cluster(); }
+
+template <int COUNT>
+void load_remote(float* to, unsigned from, int block) {
+  emulator::check_target(from, 4 * COUNT, 4 * COUNT);
+  std::memcpy(to, &emulator::blocks.at(block).shared[from], 4 * COUNT);
 }

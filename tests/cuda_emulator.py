@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import re
 import shutil
 import subprocess
 import tempfile
@@ -58,16 +59,16 @@ constexpr auto places(void (*)(Params, Pointers...)) {{
 static const void* given_params;
 static void** given_pointers;
 
-extern "C" void emulated_launch(unsigned grid, int threads, unsigned shared_bytes,
-                                const void* params, void** pointers, const char** begins,
-                                const char** ends, int arrays) {{
+extern "C" const char* emulated_launch(unsigned grid, int threads, unsigned shared_bytes,
+                                       int cluster, const void* params, void** pointers,
+                                       const char** begins, const char** ends, int arrays) {{
   given_params = params;
   given_pointers = pointers;
   emulator::arrays.clear();
   for (int i = 0; i < arrays; i++) {{
     emulator::arrays.push_back({{begins[i], ends[i]}});
   }}
-  emulator::launch(grid, threads, shared_bytes, [] {{
+  return emulator::launch(grid, threads, shared_bytes, cluster, [] {{
     emulator::call(&{name}, given_params, given_pointers, places(&{name}));
   }});
 }}
@@ -142,22 +143,25 @@ class Emulator:
         whole = buffers | {"tables": tables}
         text = specialise(step.shader)
         face = interface(text)
+        cluster = re.search(r"^constexpr int CLUSTER = (\d+);", text, flags=re.M)
         library = self._library(text, face)
         regions = dict(step.bindings)
         assert set(regions) == set(face.bindings)
         views = [_view(whole[regions[n].role], regions[n]) for n in face.bindings]
         pointers = (ctypes.c_void_p * len(views))(*(v.ctypes.data for v in views))
         ends = (ctypes.c_void_p * len(views))(*(v.ctypes.data + v.nbytes for v in views))
-        library.emulated_launch(
+        fault = library.emulated_launch(
             step.grid[0],
             face.threads,
             face.shared_bytes,
+            1 if cluster is None else int(cluster[1]),
             pack_params(step, face.params),
             pointers,
             pointers,
             ends,
             len(views),
         )
+        assert not fault, f"{step.shader.file}: {fault.decode()}"
 
     def _library(self, text: str, face: Interface) -> Any:
         name = hashlib.sha256(text.encode()).hexdigest()[:24]
@@ -167,6 +171,7 @@ class Emulator:
             options = ["-std=c++17", "-O0", "-mf16c", "-ffp-contract=off", "-shared", "-fPIC", "-w"]
             subprocess.run([compiler(), *options, str(source), "-o", str(built)], check=True)
             self._libraries[name] = ctypes.CDLL(str(built))
+            self._libraries[name].emulated_launch.restype = ctypes.c_char_p
         return self._libraries[name]
 
 

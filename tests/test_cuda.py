@@ -29,7 +29,11 @@ from wgpuconv.errors import MissingExtraError, NoAdapterError
 from wgpuconv.plan import Config, Pass, Plan, Region, Shader
 from wgpuconv.planner import lower, survey
 from wgpuconv.plugins.cuda import entry
-from wgpuconv.plugins.cuda.algorithms import ALGORITHMS, halo_mma, implicit_gemm_mma
+from wgpuconv.plugins.cuda.algorithms import (
+    ALGORITHMS,
+    halo_mma,
+    implicit_gemm_mma,
+)
 from wgpuconv.plugins.cuda.algorithms.mma import tile_config
 from wgpuconv.plugins.cuda.buffer import CudaBuffer
 from wgpuconv.plugins.cuda.source import (
@@ -108,12 +112,62 @@ def test_the_tf32_kernel_compiles(tmp_path: Path) -> None:
     """In the largest tile, where TF32 exists."""
     problem = ConvProblem.parse("conv2d f32 n8 c64 h56 w56 k256 r3 s3 pad1 bias nhwc tf32")
     config = tile_config(implicit_gemm_mma.tiles(problem)[2]) | {"splits": 1}
-    algorithm = next(a for a in ALGORITHMS if a.name == "implicit_gemm_mma")
-    plan = algorithm.lower(problem, config, HOPPER, HOPPER.workspace_limit)
-    for step in passes(plan):
-        file = tmp_path / f"{step.shader.file}.cu"
+    compiled_plan("implicit_gemm_mma", problem, config, ("80", "90a", "120"), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "config"),
+    [
+        # the most sums of a thread, in two teams and in one
+        ("c64 k128 r3 s3 f16", {"tile_h": 32, "tile_w": 8, "tile_k": 64, "teams": 2}),
+        ("c64 k64 r7 s7 f32 tf32", {"tile_h": 28, "tile_w": 16, "tile_k": 8, "teams": 1}),
+        # inputs that are gathered
+        ("c3 k64 r3 s3 f16", {"tile_h": 32, "tile_w": 8, "tile_k": 8, "teams": 2}),
+        ("c3 k64 r3 s3 f32 tf32", {"tile_h": 32, "tile_w": 8, "tile_k": 4, "teams": 2}),
+    ],
+)
+@pytest.mark.parametrize("layout", ["nhwc", "nchw"])
+def test_hopper_kernels_compile(text: str, config: Config, layout: str, tmp_path: Path) -> None:
+    problem = ConvProblem.parse(f"conv2d n16 h112 w112 bias act:relu {text} {layout}")
+    compiled_plan("halo_wgmma", problem, config | {"tile_m": 64}, ("90a",), tmp_path)
+
+
+def compiled_plan(
+    name: str, problem: ConvProblem, config: Config, architectures: tuple[str, ...], folder: Path
+) -> None:
+    """Compiles all kernels of a plan; no registers may spill."""
+    algorithm = next(a for a in ALGORITHMS if a.name == name)
+    for step in passes(algorithm.lower(problem, config, HOPPER, HOPPER.workspace_limit)):
+        file = folder / f"{step.shader.file}.cu"
         file.write_text(specialise(step.shader), encoding="utf-8")
-        assert compiled(file, ("80", "90a", "120"), tmp_path) == set()
+        assert compiled(file, architectures, folder) == set()
+
+
+@pytest.mark.parametrize("precision", ["f16", "f32 tf32"])
+@pytest.mark.parametrize(
+    ("tile_p", "tile_m", "splits", "cluster"),
+    [(128, 256, 1, 1), (256, 128, 2, 1), (256, 128, 8, 8), (256, 64, 1, 1), (128, 64, 1, 1)],
+)
+def test_the_wgmma_kernel_compiles(
+    tmp_path: Path, precision: str, tile_p: int, tile_m: int, splits: int, cluster: int
+) -> None:
+    """The tiles that need most registers, of consumers and of producers."""
+    dtype, *tf32 = precision.split()
+    text = f"conv2d {dtype} n8 c64 h56 w56 k256 r3 s3 pad1 bias nhwc {' '.join(tf32)}"
+    config = wgmma_config(tile_p, tile_m, 3, splits, cluster)
+    problem = ConvProblem.parse(text.strip())
+    compiled_plan("implicit_gemm_wgmma", problem, config, ("90a",), tmp_path)
+
+
+def wgmma_config(tile_p: int, tile_m: int, stages: int, splits: int, cluster: int) -> Config:
+    return {
+        "tile_p": tile_p,
+        "tile_m": tile_m,
+        "stages": stages,
+        "blocks": 2 if (tile_p, tile_m, stages) == (128, 64, 3) else 1,
+        "splits": splits,
+        "cluster": cluster,
+    }
 
 
 def compiled(file: Path, architectures: tuple[str, ...], folder: Path) -> set[str]:
@@ -127,6 +181,7 @@ def compiled(file: Path, architectures: tuple[str, ...], folder: Path) -> set[st
     files = [str(file), "-o", str(folder / "kernel.fatbin")]
     done = subprocess.run([nvcc, *options, *files], capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
+    assert "Potential Performance Loss" not in done.stderr  # products that wait for each other
     report = re.findall(
         r"function '\w+' for 'sm_(\w+)'.*?(\d+) bytes spill stores", done.stderr, flags=re.DOTALL
     )
@@ -224,13 +279,19 @@ def test_something_computes_every_problem() -> None:
             "implicit_gemm_mma",
             "the precision 'tf32' is allowed, got f32",
         ),
+        (
+            "conv2d f32 n1 c8 h9 w9 k8 r3 s3",
+            "halo_wgmma",
+            "the precision 'tf32' is allowed, got f32",
+        ),
         ("conv2d f32 n1 c8 h9 w9 k8 r3 s3", "halo_mma", "f16 and bf16 on tensor cores, got f32"),
-        ("conv2d f32 n1 c8 h9 w9 k8 r3 s3 tf32", "halo_wgmma", "bf16 on tensor cores, got f32"),
+        ("conv2d f32 n1 c8 h9 w9 k8 r3 s3 tf32", "halo_mma", "bf16 on tensor cores, got f32"),
         ("conv2d bf16 n1 c8 h9 w9 k8 r3 s3", "implicit_gemm", "computes in f32, got bf16"),
         ("conv2d f16 n1 c8 h9 w9 k8 r3 s3", "implicit_gemm", "computes in f32, got f16"),
         ("conv2d f16 n1 c8 h9 w9 k8 r1 s1", "halo_mma", r"one tap \(1 x 1\)"),
         ("conv2d f16 n1 c8 h40 w40 k8 r17 s3", "implicit_gemm_mma", "got 17 x 3"),
         ("conv2d f16 n1 c8 h900 w900 k8 r3 s3 dil400", "halo_mma", "bytes of shared memory"),
+        ("conv2d f16 n1 c8 h900 w900 k8 r3 s3 dil400", "halo_wgmma", "than the 232448 bytes"),
         ("conv2d f16 n1 c8 h9 w9 k8 r3 s3", "depthwise", "got 8 channels a group"),
         ("conv_transpose2d f16 n1 c8 h9 w9 k8 r3 s3 stride40", "halo_mma", "1024 phases"),
     ],
@@ -248,7 +309,8 @@ def test_what_a_device_lacks() -> None:
     for capability in ((7, 5), (8, 9), (12, 0)):
         other = dataclasses.replace(HOPPER, capability=capability)
         found = survey(problem, other, ALGORITHMS)
-        assert f"9.0, got {capability[0]}.{capability[1]}" in found.refusals["halo_wgmma"]
+        for name in ("halo_wgmma", "implicit_gemm_wgmma"):
+            assert f"9.0, got {capability[0]}.{capability[1]}" in found.refusals[name]
         assert "halo_mma" in {c.algorithm for c in found.candidates}
     turing = dataclasses.replace(HOPPER, capability=(7, 5))
     for change in ({"dtype": "bf16"}, {"dtype": "f32", "precision": "tf32"}):
@@ -261,11 +323,10 @@ def test_what_a_device_lacks() -> None:
         "8.0 on, got 7.5"
         in survey(problem.with_(dtype="bf16"), turing, ALGORITHMS).refusals["halo_mma"]
     )
-    small = dataclasses.replace(HOPPER.limits, max_workgroup_storage=64 << 10)  # Turing
-    for candidate in survey(
-        problem, dataclasses.replace(HOPPER, limits=small), ALGORITHMS
-    ).candidates:
-        for step in lower(problem, candidate, HOPPER, ALGORITHMS).passes:
+    limits = dataclasses.replace(HOPPER.limits, max_workgroup_storage=64 << 10)  # Turing
+    small = dataclasses.replace(HOPPER, limits=limits)
+    for candidate in survey(problem, small, ALGORITHMS).candidates:
+        for step in lower(problem, candidate, small, ALGORITHMS).passes:
             assert interface(specialise(step.shader)).shared_bytes <= 64 << 10
 
 
@@ -290,7 +351,12 @@ def emulator(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
     return Emulator(tmp_path_factory.mktemp("cuda"))
 
 
-WGMMA: Config = {"tile_h": 8, "tile_w": 8, "tile_m": 64, "squares": 1, "stages": 4}
+FEW_CORES = dataclasses.replace(HOPPER, cores=2)
+"""On which a block computes several tiles."""
+SMALL_SHARED = dataclasses.replace(
+    FEW_CORES, limits=dataclasses.replace(HOPPER.limits, max_workgroup_storage=100 << 10)
+)
+"""Where the weight comes anew for each tile."""
 EMULATED: list[tuple[str, str, Config]] = (
     [
         (name, text, {**tile_config(module.TILES[tile]), **more})
@@ -381,23 +447,83 @@ EMULATED: list[tuple[str, str, Config]] = (
         ]
     ]
     + [
-        # from the second step on, products run while others are prepared; a split sum over channels
         (
             "halo_wgmma",
-            "conv2d f16 n1 c72 h11 w7 k70 r3 s3 pad1 nhwc bias",
-            WGMMA | {"tile_k": 32, "splits": 2},
-        ),
-        # strides by which the columns are sorted, an output with its channels last
+            text,
+            {"tile_h": h, "tile_w": w, "tile_m": m, "tile_k": k, "teams": teams},
+        )
+        for h, w, m, k, teams, text in [
+            # two teams of a resident weight, chunks of channels, filters past the end
+            (12, 8, 64, 64, 2, "conv2d f16 n5 c72 h11 w7 k60 r3 s3 pad1 nhwc bias residual"),
+            (8, 8, 64, 32, 2, "conv2d f16 n7 c40 h8 w7 k20 r3 s3 pad1 bias act:relu"),
+            # warpgroups side by side over filters, and over pixels
+            (12, 8, 128, 32, 1, "conv2d f16 n3 c40 h11 w7 k70 r3 s3 pad1 nhwc bias"),
+            (12, 16, 64, 8, 1, "conv2d f32 n3 c20 h11 w15 k30 r3 s3 pad1 nhwc bias tf32"),
+            # strides by which the columns are sorted, and everything else
+            (
+                8,
+                8,
+                64,
+                64,
+                1,
+                "conv2d f16 n2 c80 h9 w15 k12 r3 s5 stride2,3 dil1,2 groups2 residual act:relu",
+            ),
+            # phases of one to four taps, gathered: an odd tap meets zeros
+            (
+                8,
+                8,
+                64,
+                4,
+                1,
+                "conv_transpose2d f32 n2 c3 h4 w5 k10 r3 s3 stride2 nhwc bias residual tf32",
+            ),
+            (12, 8, 64, 8, 2, "conv2d bf16 n3 c3 h23 w19 k20 r5 s3 stride2 pad1 nhwc bias"),
+            # rounded: channels of several planes and their remainder
+            (8, 8, 64, 32, 2, "conv2d f32 n5 c40 h7 w7 k9 r2 s2 bias tf32"),
+        ]
+    ]
+    + [
+        # every block computes several tiles, of pixels and of filters past the end; a split sum;
+        # phases of one to four taps; blocks of channels
         (
-            "halo_wgmma",
-            "conv2d f16 n2 c80 h9 w15 k12 r3 s5 stride2,3 pad1,2 dil1,2 groups2 residual act:relu",
-            WGMMA | {"tile_k": 64, "splits": 1},
-        ),
-        (
-            "halo_wgmma",
-            "conv_transpose2d f16 n1 c24 h4 w5 k10 r3 s3 stride2 pad1 nhwc bias residual",
-            WGMMA | {"tile_k": 32, "splits": 1},
-        ),
+            "implicit_gemm_wgmma",
+            text,
+            wgmma_config(tile_p, tile_m, stages, splits, cluster),
+        )
+        for tile_p, tile_m, stages, splits, cluster, text in [
+            (128, 64, 3, 1, 1, "conv2d f16 n3 c40 h14 w9 k70 r3 s3 pad1 nhwc bias residual"),
+            (
+                128,
+                128,
+                2,
+                1,
+                1,
+                "conv2d f16 n1 c72 h19 w17 k20 r3 s2 stride2,1 dil1,2 groups2 residual act:relu",
+            ),
+            (256, 64, 2, 2, 1, "conv2d bf16 n2 c128 h14 w14 k72 r2 s2 nhwc bias residual"),
+            (
+                128,
+                256,
+                2,
+                1,
+                1,
+                "conv_transpose2d f16 n1 c24 h9 w8 k264 r3 s3 stride2 pad1 nhwc bias",
+            ),
+            (128, 64, 3, 1, 1, "conv2d f32 n3 c20 h14 w9 k70 r3 s3 pad1 nhwc bias tf32"),
+            (256, 64, 2, 2, 1, "conv2d f32 n3 c64 h12 w9 k12 r3 s2 pad1,2 bias tf32"),
+            (
+                128,
+                128,
+                2,
+                1,
+                1,
+                "conv_transpose2d f32 n1 c6 h9 w8 k10 r3 s3 stride2 pad1 bias tf32",
+            ),
+            (256, 128, 2, 1, 1, "conv2d f32 n1 c40 h23 w23 k132 r1 s1 nhwc act:silu tf32"),
+            # splits in a cluster, which adds them up
+            (128, 64, 3, 3, 3, "conv2d bf16 n3 c64 h9 w9 k72 r2 s2 nhwc bias residual act:relu"),
+            (128, 64, 3, 2, 2, "conv_transpose2d f32 n3 c32 h8 w6 k9 r3 s3 stride2 residual tf32"),
+        ]
     ]
     + [
         (
@@ -426,7 +552,18 @@ EMULATED += [
 def test_kernels_on_the_cpu(emulator: Emulator, name: str, text: str, config: Config) -> None:
     """Each kind of path through the kernels, with copies as late and memory as bad as can be."""
     algorithm = next(a for a in ALGORITHMS if a.name == name)
-    contract.verify(emulator.device, algorithm, ConvProblem.parse(text), config)
+    contract.verify(emulator.device, algorithm, ConvProblem.parse(text), config, facts=FEW_CORES)
+
+
+def test_a_weight_that_comes_anew(emulator: Emulator) -> None:
+    """Where it is too large to stay, each tile's steps go through the same few stages."""
+    algorithm = next(a for a in ALGORITHMS if a.name == "halo_wgmma")
+    problem = ConvProblem.parse("conv2d f16 n3 c72 h11 w7 k70 r3 s3 pad1 nhwc bias")
+    config = {"tile_h": 12, "tile_w": 8, "tile_m": 128, "tile_k": 32, "teams": 1}
+    plan = contract.verify(emulator.device, algorithm, problem, config, facts=SMALL_SHARED)
+    constants = dict(plan.passes[-1].shader.constants)
+    assert not constants["RESIDENT"]
+    assert dict(plan.passes[-1].params)["tiles"] > plan.passes[-1].grid[0]
 
 
 @pytest.mark.parametrize("name", ["direct", "depthwise"])
@@ -441,19 +578,39 @@ def test_plain_kernels_on_the_cpu(emulator: Emulator, name: str, layout: str) ->
             contract.verify(emulator.device, algorithm, problem, config)
 
 
-def test_the_emulator_notices_a_missing_wait(
-    emulator: Emulator, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("name", "right", "broken"),
+    [
+        ("implicit_gemm_mma", "wait_copies<STAGES - 2>();", "wait_copies<STAGES - 1>();"),
+        ("implicit_gemm_wgmma", "wait_barrier(full_barrier(shared, slot.at), slot.parity);", ""),
+        ("implicit_gemm_wgmma", "wait_products<1>();\n    release();", "release();"),
+        ("implicit_gemm_wgmma", "sync_some<GROUP>(PRODUCER_BARRIER);", ""),
+        (
+            "implicit_gemm_wgmma",
+            "wait_barrier(empty_barrier(shared, slot.at), slot.parity ^ 1);",
+            "",
+        ),
+        ("halo_wgmma", "wait_barrier(block.halo_full(buffer), halo.round);", ""),
+        ("halo_wgmma", "wait_barrier(block.stage_full(stage.buffer)", "((void)(stage.buffer)"),
+        ("halo_wgmma", "    wait_copies<0>();", "    wait_copies<1>();"),
+        ("halo_wgmma", "wait_barrier(block.halo_free(buffer), turns[each].round ^ 1);", ""),
+    ],
+)
+def test_the_emulator_notices_what_is_missing(
+    emulator: Emulator, monkeypatch: pytest.MonkeyPatch, name: str, right: str, broken: str
 ) -> None:
     """Else the tests above would prove little."""
     from wgpuconv.plugins.cuda import source
 
-    name, text, config = next(e for e in EMULATED if e[0] == "implicit_gemm_mma")
+    _, text, config = next(e for e in EMULATED if e[0] == name)
     algorithm = next(a for a in ALGORITHMS if a.name == name)
-    broken = load(name).replace("wait_copies<STAGES - 2>();", "wait_copies<STAGES - 1>();")
-    assert broken != load(name)
-    monkeypatch.setattr(source, "load", lambda file: broken if file == name else load(file))
-    with pytest.raises(AssertionError, match="elements are wrong"):
-        contract.verify(emulator.device, algorithm, ConvProblem.parse(text), config)
+    assert load(name).count(right) == 1
+    changed = load(name).replace(right, broken)
+    monkeypatch.setattr(source, "load", lambda file: changed if file == name else load(file))
+    with pytest.raises(AssertionError, match=r"elements are wrong|runs differ|block \d"):
+        contract.verify(
+            emulator.device, algorithm, ConvProblem.parse(text), config, facts=FEW_CORES
+        )
 
 
 def test_tf32_is_told_from_f32(emulator: Emulator) -> None:

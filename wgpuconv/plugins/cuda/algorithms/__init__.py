@@ -9,12 +9,14 @@ from .halo_mma import HaloMma
 from .halo_wgmma import HaloWgmma
 from .implicit_gemm import ImplicitGemm
 from .implicit_gemm_mma import ImplicitGemmMma
+from .implicit_gemm_wgmma import ImplicitGemmWgmma
 
 ALGORITHMS: tuple[Algorithm, ...] = (
     Direct(),
     Depthwise(),
     ImplicitGemm(),
     ImplicitGemmMma(),
+    ImplicitGemmWgmma(),
     HaloMma(),
     HaloWgmma(),
 )

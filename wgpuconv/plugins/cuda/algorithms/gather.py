@@ -3,8 +3,33 @@
 from __future__ import annotations
 
 from ....algorithms.base import strides
-from ....algorithms.phases import Phase
+from ....algorithms.phases import (
+    MOST_COLUMNS,
+    MOST_PHASES,
+    MOST_ROWS,
+    Phase,
+    count_phases,
+    phases,
+)
 from ....problem import ConvProblem
+
+
+def refuse_gather(problem: ConvProblem) -> str | None:
+    """Why the pixels cannot be gathered by masks of taps; None where they can."""
+    count = count_phases(problem)
+    if count > MOST_PHASES:
+        return (
+            f"needs at most {MOST_PHASES} phases of the stride, each of which is a launch, "
+            f"got {count} (stride {problem.stride[0]},{problem.stride[1]})"
+        )
+    rows = max(len(phase.h.taps) for phase in phases(problem))
+    columns = max(len(phase.w.taps) for phase in phases(problem))
+    if rows > MOST_ROWS or columns > MOST_COLUMNS:
+        return (
+            f"needs at most {MOST_ROWS} x {MOST_COLUMNS} taps that meet one output pixel, "
+            f"got {rows} x {columns}"
+        )
+    return None
 
 
 def gather_params(problem: ConvProblem, phase: Phase) -> dict[str, int]:

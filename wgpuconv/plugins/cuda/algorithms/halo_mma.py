@@ -25,6 +25,7 @@ from .mma import (
     out_vector,
     pack_pass,
     packed_bytes,
+    reduce_pass,
     refuse_turing,
     source,
     tile_config,
@@ -171,20 +172,7 @@ class HaloMma(CudaAlgorithm):
                 self._pass(p, tile, width, splits, phase, x, packed, shifts, bias, target, facts)
             )
         if splits > 1:
-            passes.append(
-                Pass(
-                    Shader.of("reduce_splits", p.dtype).ending_as(p),
-                    params(
-                        elements=elements,
-                        splits=splits,
-                        k=p.k,
-                        y_k=x.strides.y_k,
-                        **activation_params(p),
-                    ),
-                    (("partial", target), *output_bindings(p, bias, Region("out"))),
-                    grid_1d(ceil_div(elements, 256), limits),
-                )
-            )
+            passes.append(reduce_pass(p, splits, target, bias, limits))
         return Plan(
             p,
             self.name,

@@ -1,4 +1,8 @@
-"""Convolution on Hopper's warpgroup products, with the input's tile staged once for all taps."""
+"""Convolution on Hopper's warpgroup products, with the input's tile staged once for all taps.
+
+Persistent blocks whose warps have roles follow CUTLASS's kernels for Hopper ("warp-specialized",
+"pingpong").
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ....algorithms.base import activation_params, bias_region, params
+from ....algorithms.base import activation_params, bias_region, params, strides
 from ....algorithms.phases import MOST_PHASES, Phase, count_phases, phases
 from ....errors import AlgorithmRefusedError
 from ....facts import Facts
@@ -16,60 +20,80 @@ from ..facts import HOPPER, cuda_facts
 from .base import CudaAlgorithm, output_bindings
 from .gather import output_params
 from .halo_mma import first_offset, span
-from .mma import Source, out_vector, pack_pass, packed_bytes, source, weight_offsets
+from .mma import out_vector, pack_pass, packed_bytes, source, weight_offsets
 
-VECTOR = 8
+HEIGHTS = (8, 12, 16, 20, 24, 28, 32)
+"""Rows of eight pixels that one product of a warpgroup takes."""
+SHAPES = ((8, 64, 1), (16, 64, 1), (8, 128, 1), (8, 64, 2))
+"""Columns and filters of a tile, and teams of a block."""
+CHUNKS = (128, 64, 32)
+"""Bytes of channels that are staged at once."""
+MOST_PRODUCTS = 8
+"""Of one step."""
+MOST_STAGES = 4
+"""Steps whose weight is on its way, where the whole weight does not fit."""
+MOST_WASTE = 1.2
+"""Tiles that compute that many times what the best one does are left out."""
+LEAST_USED = 0.8
+"""Of the multiprocessors, where each keeps the weight of some filters."""
+COPIERS = 128
+"""Threads of a block that only copy."""
+VECTOR_BYTES = 16
 
 
 class Tile(NamedTuple):
-    """A block computes h x w pixels by m filters; a warpgroup that many squares of 8 x 8."""
+    """Each team of a block computes h x w pixels by m filters, from k channels at once."""
 
     h: int
     w: int
     m: int
     k: int
-    squares: int
-    stages: int
+    teams: int
 
     @property
-    def p(self) -> int:
-        return self.h * self.w
+    def warpgroups(self) -> int:
+        return self.teams * (self.w // 8) * (self.m // 64)
 
     @property
     def threads(self) -> int:
-        return self.p // 64 // self.squares * 128
-
-    @property
-    def blocks(self) -> int:
-        """Blocks of a multiprocessor that leave each thread the registers that it needs."""
-        registers = self.squares * self.m // 2 + 64
-        return max(65536 // (align(registers, 8) * self.threads), 1)
+        return self.warpgroups * 128 + COPIERS
 
 
-TILES = (
-    Tile(16, 16, 128, 64, 2, 4),
-    Tile(16, 8, 128, 64, 2, 4),
-    Tile(16, 16, 128, 32, 2, 4),
-    Tile(16, 16, 64, 64, 4, 4),
-    Tile(16, 16, 64, 64, 2, 4),
-    Tile(16, 16, 64, 32, 4, 4),
-    Tile(32, 16, 64, 64, 4, 4),
-    Tile(16, 8, 64, 64, 2, 4),
-    Tile(16, 8, 64, 32, 2, 4),
-    Tile(8, 8, 128, 64, 1, 4),
-    Tile(8, 8, 64, 64, 1, 4),
-)
-FILLS = (1, 2)
-"""Blocks a multiprocessor that a split sum should make."""
-MOST_WASTE = 1.6
-"""Tiles that compute that many times what the best one does are left out."""
+class Step(NamedTuple):
+    """What is packed together: m filters of k products."""
+
+    m: int
+    k: int
+
+
+class Staging(NamedTuple):
+    """What a block holds in shared memory, and how it goes through it."""
+
+    halo: tuple[int, int, int]
+    """Rows and columns of the halo, and columns of the same remainder by the stride."""
+    plane_pixels: int
+    halo_buffers: int
+    """Of a team."""
+    chunks: int
+    steps: int
+    """Of a chunk of channels."""
+    products: int
+    """Of a step, 32 bytes of each filter and pixel."""
+    stages: int
+    resident: bool
+    nbytes: int
+
+    def copies_ahead(self, tile: Tile) -> bool:
+        """Whether products seldom wait for a copy."""
+        halo = self.halo_buffers > 1 or (self.chunks <= 1 and tile.teams > 1)
+        return halo and (self.resident or self.stages > 2)
 
 
 class HaloWgmma(CudaAlgorithm):
     name = "halo_wgmma"
-    summary = "Hopper's warpgroup products from an input tile staged once for all taps; f16, bf16"
+    summary = "Hopper's warpgroup products from an input tile staged for all taps; f16, bf16, TF32"
     ops = ("conv2d", "conv_transpose2d")
-    shaders = ("halo_wgmma", "pack_filters", "to_channels_last", "reduce_splits")
+    shaders = ("halo_wgmma", "pack_filters", "to_channels_last")
 
     def refuse(self, problem: ConvProblem, facts: Facts) -> str | None:
         p, capability = problem, cuda_facts(facts).capability
@@ -78,8 +102,11 @@ class HaloWgmma(CudaAlgorithm):
                 "needs the instruction wgmma of compute capability 9.0, got "
                 f"{capability[0]}.{capability[1]}"
             )
-        if p.itemsize != 2:
-            return f"multiplies f16 and bf16 on tensor cores, got {p.dtype}"
+        if p.arithmetic == "f32":
+            return (
+                "multiplies f16 and bf16 on tensor cores, and f32 where the precision 'tf32' is "
+                "allowed, got f32"
+            )
         if p.r * p.s == 1:
             return "shares input elements between taps, got a kernel of one tap (1 x 1)"
         count = count_phases(p)
@@ -89,100 +116,136 @@ class HaloWgmma(CudaAlgorithm):
                 f"got {count} (stride {p.stride[0]},{p.stride[1]})"
             )
         if not self.configs(p, facts):
-            least = min(_shared_bytes(t, p) for t in TILES)
             return (
-                f"needs {least} bytes of shared memory for the input of one tile (kernel {p.r} x "
-                f"{p.s}, dilation {p.dilation[0]},{p.dilation[1]}), may have "
-                f"{facts.limits.max_workgroup_storage}; or fewer channels than {p.c_group}, since "
-                "a phase of the stride has too few taps to hide the copy of the next ones"
+                "needs more shared memory for the input of one tile (kernel "
+                f"{p.r} x {p.s}, dilation {p.dilation[0]},{p.dilation[1]}) than the "
+                f"{facts.limits.max_workgroup_storage} bytes that a block may have"
             )
         return None
 
     def configs(self, problem: ConvProblem, facts: Facts) -> list[Config]:
         p = problem
-        channels = align(p.c_group, VECTOR)
-        tiles = [
-            t
-            for t in TILES
-            if t.m < 2 * max(p.k_group, 64)
-            and t.k < 2 * max(channels, 32)
-            and _shared_bytes(t, p) <= facts.limits.max_workgroup_storage
-            and (channels <= t.k or all(phase.taps >= t.stages - 1 for phase in phases(p)))
+        fitting = [
+            tile
+            for w, m, teams in SHAPES
+            if m < 2 * max(p.k_group, 64)
+            for h in HEIGHTS
+            if (tile := _fitting(p, h, w, m, teams, facts)) is not None
+            # Each team has a tile to compute.
+            if teams == 1 or self._tiles(p, tile) > (teams - 1) * facts.cores
         ]
-        if not tiles:
-            return []
-        computed = {t: self._blocks(p, t) * t.p * t.m for t in tiles}
-        configs: list[Config] = []
-        for tile in tiles:
-            if computed[tile] > MOST_WASTE * min(computed.values()):
-                continue
-            blocks = self._blocks(p, tile)
-            most = min(ceil_div(channels, tile.k), 16)
-            wanted = {min(round(fill * facts.cores / blocks), most) for fill in FILLS}
-            configs += [
-                _tile_config(tile) | {"splits": splits}
-                for splits in sorted({splits for splits in wanted if splits > 1} | {1})
-            ]
-        return configs
+        computed = {t: self._tiles(p, t) * t.h * t.w * t.m for t in fitting}
+        least = min(computed.values(), default=0)
+        return [_tile_config(t) for t in fitting if computed[t] <= MOST_WASTE * least]
 
     @staticmethod
-    def _blocks(p: ConvProblem, tile: Tile) -> int:
-        squares = sum(
-            ceil_div(phase.h.count, tile.h) * ceil_div(phase.w.count, tile.w) for phase in phases(p)
-        )
-        return p.n * squares * ceil_div(p.k_group, tile.m) * p.groups
+    def _tiles(p: ConvProblem, tile: Tile) -> int:
+        return sum(_tiles_of_phase(p, phase, tile) for phase in phases(p))
 
     def lower(
         self, problem: ConvProblem, config: Config, facts: Facts, workspace_limit: int
     ) -> Plan:
         p = problem
-        limits, tile, splits = facts.limits, _tile_of(config), int(config["splits"])
+        limits, tile = facts.limits, _tile_of(config)
         tables = Tables(limits)
         bias = bias_region(p, tables)
-        x = source(p, limits, vector=VECTOR)
-        elements = p.out_bytes // p.itemsize
-        partial = align(x.nbytes, limits.storage_alignment)
-        workspace = partial + 4 * elements * splits if splits > 1 else x.nbytes
+        vector = VECTOR_BYTES // p.itemsize
+        if _gathered(p):
+            x = None
+            region, moved, workspace = Region("input"), [], 0
+            own, group, channels = strides(p), p.c_group * strides(p).x_c, p.c_group
+        else:
+            x = source(p, limits, vector=vector)
+            region, moved, workspace = x.region, list(x.passes), x.nbytes
+            own, group, channels = x.strides, x.x_g, x.channels
         if workspace > workspace_limit:
             raise AlgorithmRefusedError(
-                f"needs {workspace} bytes for the input with its channels last and the partial "
-                f"sums of {splits} split(s), may have {workspace_limit}"
+                f"needs {workspace} bytes for the input with its channels last, may have "
+                f"{workspace_limit}"
             )
-        target = (
-            Region("workspace", partial, 4 * elements * splits) if splits > 1 else Region("out")
-        )
-        chunks = ceil_div(x.channels, tile.k)
         prepare: list[Pass] = []
-        passes = list(x.passes)
+        passes = list(moved)
         prepared = 0
         for phase in phases(p):
-            steps = phase.taps * chunks
-            size = packed_bytes(p, tile, steps)
+            staging = _staging(p, phase, tile, facts)
+            if staging is None:
+                raise AlgorithmRefusedError(
+                    f"a tile of {tile.h} x {tile.w} pixels does not fit into the "
+                    f"{limits.max_workgroup_storage} bytes of shared memory that a block may have"
+                )
+            step = Step(tile.m, staging.products * 32 // p.itemsize)
+            steps = staging.chunks * staging.steps
+            size = packed_bytes(p, step, steps)
             packed = Region("prepared", prepared, size)
             prepared = align(prepared + size, limits.storage_alignment)
+            order, words = _words(p, phase, tile, staging)
             if steps:
-                offsets = weight_offsets(p, phase, chunks * tile.k)
-                # In the kernel's order: channels of a chunk innermost, chunks outermost.
-                ordered = offsets.reshape(phase.taps, chunks, tile.k).transpose(1, 0, 2)
-                region = tables.add(ordered.astype("<i4").tobytes())
-                prepare.append(pack_pass(p, tile, steps, region, packed, limits, cores=True))
-            shifts = tables.add(_shifts(phase, tile))
-            passes.append(
-                self._pass(p, tile, splits, phase, x, packed, shifts, bias, target, facts)
-            )
-        if splits > 1:
+                offsets = _offsets(p, phase, tile, staging, order)
+                offsets_at = tables.add(offsets.astype("<i4").tobytes())
+                prepare.append(pack_pass(p, step, steps, offsets_at, packed, limits, cores=True))
+            m_tiles = ceil_div(p.k_group, tile.m)
+            tiles = _tiles_of_phase(p, phase, tile)
+            blocks = _blocks(p, tile, staging, tiles, facts)
+            halo_h, halo_w, sorted_w = staging.halo
+            shader = Shader.of(
+                "halo_wgmma",
+                p.dtype,
+                TILE_H=tile.h,
+                TILE_W=tile.w,
+                TILE_M=tile.m,
+                TILE_K=tile.k,
+                TEAMS=tile.teams,
+                HALO_BUFFERS=staging.halo_buffers,
+                STAGES=staging.stages,
+                RESIDENT=staging.resident,
+                STEPS=staging.steps,
+                STEP_PRODUCTS=staging.products,
+                PLANE_PIXELS=staging.plane_pixels,
+                GATHERED=p.c_group if x is None else 0,
+                CHANNELS_LAST=p.layout == "NHWC",
+                OUT_VECTOR=out_vector(p, rectangles=True),
+                THREADS=tile.threads,
+                SHARED_BYTES=staging.nbytes,
+            ).ending_as(p)
             passes.append(
                 Pass(
-                    Shader.of("reduce_splits", p.dtype).ending_as(p),
+                    shader,
                     params(
-                        elements=elements,
-                        splits=splits,
-                        k=p.k,
-                        y_k=x.strides.y_k,
+                        tiles=tiles,
+                        blocks=blocks,
+                        images=p.n,
+                        q_h=phase.h.count,
+                        q_w=phase.w.count,
+                        tiles_h=ceil_div(phase.h.count, tile.h),
+                        tiles_w=ceil_div(phase.w.count, tile.w),
+                        in_h=p.h,
+                        in_w=p.w,
+                        in_stride_h=phase.h.in_stride,
+                        in_stride_w=phase.w.in_stride,
+                        first_h=first_offset(phase.h),
+                        first_w=first_offset(phase.w),
+                        halo_h=halo_h,
+                        halo_w=halo_w,
+                        sorted_w=sorted_w,
+                        x_g=group,
+                        x_n=own.x_n,
+                        x_c=own.x_c,
+                        x_h=own.x_h,
+                        x_w=own.x_w,
+                        channels=channels,
+                        **output_params(p, phase),
+                        m_tiles=m_tiles,
+                        chunks=staging.chunks,
+                        groups=p.groups,
                         **activation_params(p),
                     ),
-                    (("partial", target), *output_bindings(p, bias, Region("out"))),
-                    grid_1d(ceil_div(elements, 256), limits),
+                    (
+                        ("x", region),
+                        ("packed", packed),
+                        ("words", tables.add(words.astype("<u4").tobytes())),
+                        *output_bindings(p, bias, Region("out")),
+                    ),
+                    grid_1d(blocks, limits),
                 )
             )
         return Plan(
@@ -196,103 +259,37 @@ class HaloWgmma(CudaAlgorithm):
             tables=tables.blob(),
         )
 
-    @staticmethod
-    def _pass(
-        p: ConvProblem,
-        tile: Tile,
-        splits: int,
-        phase: Phase,
-        x: Source,
-        packed: Region,
-        shifts: Region,
-        bias: Region,
-        target: Region,
-        facts: Facts,
-    ) -> Pass:
-        s = x.strides
-        m_tiles = ceil_div(p.k_group, tile.m)
-        tiles_h, tiles_w = ceil_div(phase.h.count, tile.h), ceil_div(phase.w.count, tile.w)
-        halo_h, halo_w, sorted_w = _halo(phase, tile)
-        shader = Shader.of(
-            "halo_wgmma",
-            p.dtype,
-            TILE_H=tile.h,
-            TILE_W=tile.w,
-            TILE_M=tile.m,
-            TILE_K=tile.k,
-            SQUARES=tile.squares,
-            STAGES=tile.stages,
-            THREADS=tile.threads,
-            BLOCKS=tile.blocks,
-            PLANE_PIXELS=_plane_pixels(phase, tile),
-            HALO_BUFFERS=2 if x.channels > tile.k else 1,
-            CHANNELS_LAST=p.layout == "NHWC",
-            OUT_VECTOR=out_vector(p, rectangles=True),
-            SPLIT=splits > 1,
-            SHARED_BYTES=_shared_bytes(tile, p),
-            Out="f32" if splits > 1 else p.dtype,
-        )
-        return Pass(
-            shader if splits > 1 else shader.ending_as(p),
-            params(
-                images=p.n,
-                q_h=phase.h.count,
-                q_w=phase.w.count,
-                tiles_h=tiles_h,
-                tiles_w=tiles_w,
-                in_h=p.h,
-                in_w=p.w,
-                in_stride_h=phase.h.in_stride,
-                in_stride_w=phase.w.in_stride,
-                first_h=first_offset(phase.h),
-                first_w=first_offset(phase.w),
-                halo_h=halo_h,
-                halo_w=halo_w,
-                sorted_w=sorted_w,
-                x_g=x.x_g,
-                x_n=s.x_n,
-                x_h=s.x_h,
-                x_w=s.x_w,
-                channels=x.channels,
-                **output_params(p, phase),
-                m_tiles=m_tiles,
-                taps=phase.taps,
-                chunks=ceil_div(x.channels, tile.k),
-                groups=p.groups,
-                splits=splits,
-                y_elements=p.out_bytes // p.itemsize,
-                **activation_params(p),
-            ),
-            (
-                ("x", x.region),
-                ("packed", packed),
-                ("shifts", shifts),
-                *output_bindings(p, bias, target),
-            ),
-            grid_1d(m_tiles * tiles_h * tiles_w * p.n * p.groups * splits, facts.limits),
-        )
-
     def cost(self, problem: ConvProblem, config: Config, facts: Facts) -> float:
-        p, tile, splits = problem, _tile_of(config), int(config["splits"])
-        x = source(p, facts.limits, vector=VECTOR)
-        phase = max(phases(p), key=lambda phase: phase.taps)
-        steps = ceil_div(ceil_div(x.channels, tile.k), splits) * phase.taps
-        blocks = self._blocks(p, tile) * splits
-        resident = min(tile.blocks, 228 * 1024 // (_shared_bytes(tile, p) + 1024))
-        in_flight = max(min(blocks / facts.cores, resident), 1.0)
-        # wgmma is about 1.6 times as fast as mma.sync.
-        rate = 1.6 * cuda_facts(facts).matrix_flops / 2 / facts.cores
-        groups = in_flight * tile.threads / 128
-        rate *= 0.8 * groups * tile.squares / (groups * tile.squares + 1)
-        compute = in_flight * steps * tile.p * tile.m * tile.k / rate
-        halo = 2 * tile.k * _plane_pixels(phase, tile) // phase.taps
-        loads = in_flight * steps * (2 * tile.m * tile.k + halo) / 40e9
-        waves = ceil_div(blocks, facts.cores * resident)
-        seconds = waves * (max(compute, loads) + 5 * facts.latency)
-        partial = 2 * splits * 4 * p.out_bytes // p.itemsize if splits > 1 else 0
-        traffic = p.input_bytes + p.out_bytes + 3 * p.weight_bytes + 2 * x.nbytes + partial
-        launches = len(phases(p)) * 2 + len(x.passes) + (splits > 1)
-        return max(seconds, traffic / facts.bandwidth) + launches * facts.launch
+        p, tile = problem, _tile_of(config)
+        seconds = 0.0
+        # wgmma is faster than the mma.sync that was probed, the more so the wider the products.
+        rate = 1.4 * cuda_facts(facts).matrix_flops / 2 / facts.cores
+        rate *= tile.h / (tile.h + 3.5)
+        for phase in phases(p):
+            staging = _staging(p, phase, tile, facts)
+            assert staging is not None, "configs are those that fit"
+            tiles = _tiles_of_phase(p, phase, tile)
+            each = ceil_div(tiles, _blocks(p, tile, staging, tiles, facts))
+            products = staging.chunks * staging.steps * staging.products
+            # TF32 takes as long for half the products.
+            compute = products * 16 * tile.h * tile.w * tile.m / rate
+            # By one warpgroup; they do not slow each other.
+            stored = p.itemsize * tile.h * 8 * 64 / 38e9 + facts.latency
+            if _gathered(p):
+                loads = 1.5e-9 * p.itemsize * staging.plane_pixels
+            else:
+                halo = VECTOR_BYTES * staging.plane_pixels * staging.chunks * _planes(p, tile)
+                weights = 0 if staging.resident else 32 * products * tile.m
+                loads = (halo + weights) / 60e9
+            # Two teams hide little of each other's stores.
+            longest = (max(compute, loads) + stored) * (1.0 if tile.teams == 1 else 0.9)
+            seconds += each * longest + 6 * facts.latency
+        copied = 0 if _gathered(p) else source(p, facts.limits, vector=_vector(p)).nbytes
+        traffic = p.input_bytes + p.out_bytes + 3 * p.weight_bytes + 2 * copied
+        launches = len(phases(p)) * 2 + bool(copied)
+        memory = traffic / facts.bandwidth
+        # Neither hides the other one quite.
+        return max(seconds, memory) + 0.2 * min(seconds, memory) + launches * facts.launch
 
 
 def _tile_config(tile: Tile) -> Config:
@@ -301,42 +298,147 @@ def _tile_config(tile: Tile) -> Config:
         "tile_w": tile.w,
         "tile_m": tile.m,
         "tile_k": tile.k,
-        "squares": tile.squares,
-        "stages": tile.stages,
+        "teams": tile.teams,
     }
 
 
 def _tile_of(config: Config) -> Tile:
-    names = ("tile_h", "tile_w", "tile_m", "tile_k", "squares", "stages")
+    names = ("tile_h", "tile_w", "tile_m", "tile_k", "teams")
     return Tile(*(int(config[name]) for name in names))
 
 
+def _vector(p: ConvProblem) -> int:
+    return VECTOR_BYTES // p.itemsize
+
+
+def _gathered(p: ConvProblem) -> bool:
+    """Whether a group's channels are so few that one product takes those of two taps."""
+    return p.c_group <= _vector(p)
+
+
+def _planes(p: ConvProblem, tile: Tile) -> int:
+    return 2 if _gathered(p) else tile.k * p.itemsize // VECTOR_BYTES
+
+
+def _tiles_of_phase(p: ConvProblem, phase: Phase, tile: Tile) -> int:
+    squares = ceil_div(phase.h.count, tile.h) * ceil_div(phase.w.count, tile.w)
+    return p.n * squares * _kinds(p, tile)
+
+
+def _kinds(p: ConvProblem, tile: Tile) -> int:
+    """Tiles of filters, of all groups."""
+    return ceil_div(p.k_group, tile.m) * p.groups
+
+
+def _blocks(p: ConvProblem, tile: Tile, staging: Staging, tiles: int, facts: Facts) -> int:
+    """One on each multiprocessor; each with the same filters always, if it has them but once."""
+    blocks, kinds = min(tiles, facts.cores), _kinds(p, tile)
+    return blocks // kinds * kinds if staging.resident else blocks
+
+
+def _fitting(p: ConvProblem, h: int, w: int, m: int, teams: int, facts: Facts) -> Tile | None:
+    """The tile of that shape with the most channels at once that leave room to copy ahead."""
+    if _gathered(p):
+        ks = [_vector(p)]
+    else:
+        sizes = [size // p.itemsize for size in CHUNKS]
+        ks = [k for k in sizes if k < 2 * p.c_group or k == sizes[-1]]
+    tiles = [Tile(h, w, m, k, teams) for k in ks]
+    possible = []
+    for tile in tiles:
+        stagings = [_staging(p, phase, tile, facts) for phase in phases(p)]
+        if None in stagings:
+            continue
+        if all(s and s.copies_ahead(tile) for s in stagings):
+            return tile
+        possible.append(tile)
+    return possible[0] if possible else None
+
+
 def _halo(phase: Phase, tile: Tile) -> tuple[int, int, int]:
-    """Rows and columns of the halo, and columns of the same remainder by the stride."""
     rows = (tile.h - 1) * phase.h.in_stride + span(phase.h)
     same = tile.w + (span(phase.w) - 1) // phase.w.in_stride
     return rows, same * phase.w.in_stride, same
 
 
-def _plane_pixels(phase: Phase, tile: Tile) -> int:
-    """Pixels of the halo, and as many more as spread the planes over the banks."""
-    rows, columns, _ = _halo(phase, tile)
-    return rows * columns + (4 - rows * columns) % 8
+def _staging(p: ConvProblem, phase: Phase, tile: Tile, facts: Facts) -> Staging | None:
+    """As much as fits of what makes a kernel fast; None where even the least does not fit."""
+    halo = _halo(phase, tile)
+    pixels = halo[0] * halo[1]
+    # Copies of eight neighbouring threads, two chunks of four pixels, fall on all 32 banks.
+    plane_pixels = pixels + (4 - pixels) % 8
+    halo_bytes = VECTOR_BYTES * plane_pixels * _planes(p, tile)
+    chunks = ceil_div(p.c_group, tile.k) if phase.taps else 0
+    products = max(ceil_div(phase.taps * tile.k * p.itemsize, 32), 1)
+    if _gathered(p):  # products with zeros may follow
+        step = min(products, MOST_PRODUCTS)
+        step = ceil_div(products, ceil_div(products, step))
+    else:
+        step = max(n for n in range(1, MOST_PRODUCTS + 1) if products % n == 0)
+    steps = ceil_div(products, step)
+    stage_bytes = 32 * step * tile.m
+    slices = 2 * 64 * (64 + 16 // p.itemsize) * tile.warpgroups if p.layout == "NHWC" else 0
+    fixed = slices + 4 * steps * step + 4 * plane_pixels
+    all_steps = max(chunks * steps, 1)
+    kinds, cores = _kinds(p, tile), facts.cores
+    few_kinds = cores // kinds * kinds >= LEAST_USED * cores
+    choices = [
+        (buffers, stages, resident)
+        for resident, counts in (
+            (True, (all_steps,) if few_kinds else ()),
+            (False, range(MOST_STAGES, 1, -1) if tile.teams == 1 else ()),
+        )
+        for buffers in ((3, 2, 1) if _gathered(p) else (2, 1))
+        for stages in counts
+        # A halo that nothing is copied behind costs more than a weight that comes again.
+        if not (resident and tile.teams == 1 and buffers == 1 and chunks > 1)
+    ]
+    for buffers, stages, resident in choices:
+        halos = buffers * tile.teams
+        nbytes = fixed + halos * (halo_bytes + 16) + stages * (stage_bytes + 16)
+        if nbytes <= facts.limits.max_workgroup_storage:
+            return Staging(
+                halo, plane_pixels, buffers, chunks, steps, step, stages, resident, nbytes
+            )
+    return None
 
 
-def _shared_bytes(tile: Tile, p: ConvProblem) -> int:
-    plane = max(_plane_pixels(phase, tile) for phase in phases(p))
-    buffers = 2 if align(p.c_group, VECTOR) > tile.k else 1
-    copied = 2 * tile.k * (buffers * plane + tile.m * tile.stages)
-    rows, columns = (tile.p, tile.m) if p.layout == "NHWC" else (tile.m, tile.p)
-    return max(copied, 2 * rows * (columns + 8)) + 4 * (tile.p + plane)
-
-
-def _shifts(phase: Phase, tile: Tile) -> bytes:
+def _shifts(phase: Phase, tile: Tile) -> np.ndarray:
     """Pixels of the halo from the first tap's to each other one's."""
     _, columns, same = _halo(phase, tile)
     h = np.array([tap.offset for tap in phase.h.taps], np.int64) - first_offset(phase.h)
     w = np.array([tap.offset for tap in phase.w.taps], np.int64) - first_offset(phase.w)
     across = w % phase.w.in_stride * same + w // phase.w.in_stride
-    shifts = (h[:, None] * columns + across[None, :]).ravel()
-    return (shifts if shifts.size else np.zeros(1)).astype("<i4").tobytes()
+    return (h[:, None] * columns + across[None, :]).ravel()
+
+
+def _words(
+    p: ConvProblem, phase: Phase, tile: Tile, staging: Staging
+) -> tuple[np.ndarray, np.ndarray]:
+    """The order of the taps, and for each product of a chunk where its two planes lie.
+
+    In units of 16 bytes: from where the tile's first pixel lies for the first tap to where the
+    product's first plane does, and, from bit 16 on, from there to the second.
+    """
+    shifts, plane = _shifts(phase, tile), staging.plane_pixels
+    order = np.argsort(shifts, kind="stable")
+    shifts = shifts[order]
+    words = np.full(staging.steps * staging.products, plane)  # zeros, where they are gathered
+    if _gathered(p):
+        second = np.append(shifts[1::2], shifts[-1:] + plane)[: ceil_div(len(shifts), 2)]
+        words[: len(second)] = shifts[::2] + (second - shifts[::2] << 16)
+    elif len(shifts):
+        planes = np.arange(0, _planes(p, tile), 2) * plane
+        words = (shifts[:, None] + planes + (plane << 16)).ravel()
+    return order, words
+
+
+def _offsets(
+    p: ConvProblem, phase: Phase, tile: Tile, staging: Staging, order: np.ndarray
+) -> np.ndarray:
+    """Where the weights of a filter lie, in the kernel's order: by chunk, tap and channel."""
+    offsets = weight_offsets(p, phase, staging.chunks * tile.k)
+    by_tap = offsets.reshape(phase.taps, staging.chunks, tile.k)[order]
+    by_chunk = by_tap.transpose(1, 0, 2).reshape(staging.chunks, -1)
+    length = staging.steps * staging.products * 32 // p.itemsize
+    return np.pad(by_chunk, ((0, 0), (0, length - by_chunk.shape[1])), constant_values=-1)

@@ -5,20 +5,14 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ....algorithms.base import activation_params, bias_region, params, roofline, strides
-from ....algorithms.phases import (
-    MOST_COLUMNS,
-    MOST_PHASES,
-    MOST_ROWS,
-    count_phases,
-    phases,
-    tap_table,
-)
+from ....algorithms.phases import phases, tap_table
 from ....errors import AlgorithmRefusedError
 from ....facts import Facts
 from ....plan import Config, Pass, Plan, Region, Shader, Tables, align, ceil_div, grid_1d
 from ....problem import ConvProblem
 from .base import CudaAlgorithm, output_bindings
-from .gather import gather_params, output_params
+from .gather import gather_params, output_params, refuse_gather
+from .mma import reduce_pass
 
 
 class Tile(NamedTuple):
@@ -62,20 +56,7 @@ class ImplicitGemm(CudaAlgorithm):
     def refuse(self, problem: ConvProblem, facts: Facts) -> str | None:
         if problem.dtype != "f32":
             return f"computes in f32, got {problem.dtype}"
-        count = count_phases(problem)
-        if count > MOST_PHASES:
-            return (
-                f"needs at most {MOST_PHASES} phases of the stride, each of which is a launch, "
-                f"got {count} (stride {problem.stride[0]},{problem.stride[1]})"
-            )
-        rows = max(len(phase.h.taps) for phase in phases(problem))
-        columns = max(len(phase.w.taps) for phase in phases(problem))
-        if rows > MOST_ROWS or columns > MOST_COLUMNS:
-            return (
-                f"needs at most {MOST_ROWS} x {MOST_COLUMNS} taps that meet one output pixel, "
-                f"got {rows} x {columns}"
-            )
-        return None
+        return refuse_gather(problem)
 
     def configs(self, problem: ConvProblem, facts: Facts) -> list[Config]:
         p = problem
@@ -181,16 +162,7 @@ class ImplicitGemm(CudaAlgorithm):
                 )
             )
         if splits > 1:
-            passes.append(
-                Pass(
-                    Shader.of("reduce_splits", p.dtype).ending_as(p),
-                    params(
-                        elements=elements, splits=splits, k=p.k, y_k=x.y_k, **activation_params(p)
-                    ),
-                    (("partial", target), *output_bindings(p, bias, Region("out"))),
-                    grid_1d(ceil_div(elements, 256), limits),
-                )
-            )
+            passes.append(reduce_pass(p, splits, target, bias, limits))
         return Plan(
             p,
             self.name,

@@ -7,20 +7,13 @@ gather with masks is cuDNN's idea (Chetlur et al. 2014, arXiv:1410.0759).
 from __future__ import annotations
 
 from ....algorithms.base import activation_params, bias_region, params
-from ....algorithms.phases import (
-    MOST_COLUMNS,
-    MOST_PHASES,
-    MOST_ROWS,
-    Phase,
-    count_phases,
-    phases,
-)
+from ....algorithms.phases import Phase, phases
 from ....errors import AlgorithmRefusedError
 from ....facts import Facts
 from ....plan import Config, Pass, Plan, Region, Shader, Tables, align, ceil_div, grid_1d
 from ....problem import ConvProblem
 from .base import CudaAlgorithm, output_bindings
-from .gather import gather_params, output_params
+from .gather import gather_params, output_params, refuse_gather
 from .mma import (
     Source,
     Tile,
@@ -28,6 +21,7 @@ from .mma import (
     out_vector,
     pack_pass,
     packed_bytes,
+    reduce_pass,
     refuse_turing,
     source,
     tap_copies,
@@ -75,23 +69,7 @@ class ImplicitGemmMma(CudaAlgorithm):
                 "multiplies f16 and bf16 on tensor cores, and f32 where the precision 'tf32' is "
                 "allowed, got f32"
             )
-        turing = refuse_turing(problem, facts)
-        if turing is not None:
-            return turing
-        count = count_phases(problem)
-        if count > MOST_PHASES:
-            return (
-                f"needs at most {MOST_PHASES} phases of the stride, each of which is a launch, "
-                f"got {count} (stride {problem.stride[0]},{problem.stride[1]})"
-            )
-        rows = max(len(phase.h.taps) for phase in phases(problem))
-        columns = max(len(phase.w.taps) for phase in phases(problem))
-        if rows > MOST_ROWS or columns > MOST_COLUMNS:
-            return (
-                f"needs at most {MOST_ROWS} x {MOST_COLUMNS} taps that meet one output pixel, "
-                f"got {rows} x {columns}"
-            )
-        return None
+        return refuse_turing(problem, facts) or refuse_gather(problem)
 
     def configs(self, problem: ConvProblem, facts: Facts) -> list[Config]:
         p = problem
@@ -157,20 +135,7 @@ class ImplicitGemmMma(CudaAlgorithm):
                 )
             )
         if splits > 1:
-            passes.append(
-                Pass(
-                    Shader.of("reduce_splits", p.dtype).ending_as(p),
-                    params(
-                        elements=elements,
-                        splits=splits,
-                        k=p.k,
-                        y_k=x.strides.y_k,
-                        **activation_params(p),
-                    ),
-                    (("partial", target), *output_bindings(p, bias, Region("out"))),
-                    grid_1d(ceil_div(elements, 256), limits),
-                )
-            )
+            passes.append(reduce_pass(p, splits, target, bias, limits))
         return Plan(
             p,
             self.name,

@@ -7,13 +7,20 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from ....algorithms.base import Strides, params, strides
+from ....algorithms.base import Strides, activation_params, params, strides
 from ....algorithms.phases import NEVER, Phase
 from ....facts import Facts, Limits
 from ....plan import Config, Pass, Region, Shader, align, ceil_div, grid_1d
 from ....problem import ConvProblem
 from ..facts import AMPERE, cuda_facts
+from .base import output_bindings
 
+PACKED_FILTERS = 8
+"""Filters that a block of pack_filters packs,"""
+PACKED_WINDOW = 512
+"""and products of each."""
+MOST_CHUNKS = 8
+"""Copies of one pixel that a block of to_channels_last brings: a line of memory of 128 bytes."""
 SHARED_OF_CORE = 1024
 """Bytes of shared memory that the driver keeps of each block."""
 
@@ -126,27 +133,37 @@ def source(problem: ConvProblem, limits: Limits, *, vector: int) -> Source:
         return Source((), Region("input"), p.c_group, vector, own, 0)
     channels = align(p.c_group, vector)
     row = p.groups * channels
-    whole = vector * p.itemsize == 16
-    moved = 2 * vector if channels % (2 * vector) == 0 and whole else vector
     nbytes = p.n * p.h * p.w * row * p.itemsize
     region = Region("workspace", 0, nbytes)
-    chunks = channels // moved
+    pixels = p.h * p.w
+    chunks = row // vector
+    tiles = ceil_div(chunks, MOST_CHUNKS)
+    tile_chunks = ceil_div(chunks, tiles)
+    warps = max(8 // tile_chunks, 1) * tile_chunks
+    tile_pixels = 64 * (warps // tile_chunks)
     step = Pass(
-        Shader.of("to_channels_last", p.dtype, CHANNELS=moved),
+        Shader.of(
+            "to_channels_last",
+            p.dtype,
+            CHANNELS=vector,
+            CHUNKS=tile_chunks,
+            PIXELS=tile_pixels,
+            VECTOR=2 if p.layout == "NCHW" and pixels % 2 == 0 else 1,
+            THREADS=32 * warps,
+        ),
         params(
-            pixels=p.h * p.w,
-            w=p.w,
+            all_pixels=p.n * pixels,
+            pixels=pixels,
             c_group=p.c_group,
-            chunks_group=chunks,
-            groups=p.groups,
-            n=p.n,
+            chunks_group=channels // vector,
+            chunks=chunks,
+            tiles=tiles,
             x_n=own.x_n,
             x_c=own.x_c,
-            x_h=own.x_h,
-            x_w=own.x_w,
+            x_p=own.x_w,
         ),
         (("x", Region("input")), ("y", region)),
-        grid_1d(ceil_div(p.n * p.h * p.w * p.groups * chunks, 128), limits),
+        grid_1d(ceil_div(p.n * pixels, tile_pixels) * tiles, limits),
     )
     made = own._replace(x_n=p.h * p.w * row, x_c=1, x_h=p.w * row, x_w=row)
     return Source((step,), region, channels, vector, made, nbytes)
@@ -165,17 +182,19 @@ def pack_pass(
     """The pass that brings the weight into the order in which the kernels read it."""
     p = problem
     m_tiles = ceil_div(p.k_group, tile.m)
+    windows = ceil_div(steps * tile.k, PACKED_WINDOW)
     return Pass(
         Shader.of("pack_filters", p.dtype, TILE_M=tile.m, TILE_K=tile.k, CORES=cores),
         params(
             m=p.k_group,
             m_tiles=m_tiles,
             k_steps=steps,
+            windows=windows,
             w_g=p.weight_bytes // p.itemsize // p.groups,
             w_m=p.r * p.s if p.transposed else p.reduction,
         ),
         (("weight", Region("weight")), ("offsets", offsets), ("packed", packed)),
-        grid_1d(p.groups * m_tiles * tile.m, limits),
+        grid_1d(p.groups * m_tiles * tile.m // PACKED_FILTERS * windows, limits),
     )
 
 
@@ -184,18 +203,58 @@ def packed_bytes(problem: ConvProblem, tile: Packed, steps: int) -> int:
     return max(rows * steps * tile.k, 8) * problem.itemsize
 
 
-def weight_offsets(problem: ConvProblem, phase: Phase, channels: int) -> np.ndarray:
-    """(rows of taps, columns of taps, channels): an element's place in a filter, -1 for none."""
+def reduce_pass(
+    problem: ConvProblem, splits: int, partial: Region, bias: Region, limits: Limits
+) -> Pass:
+    """The pass that adds up the partial sums, slices of the output's own layout."""
+    p = problem
+    elements = p.out_bytes // p.itemsize
+    return Pass(
+        Shader.of("reduce_splits", p.dtype).ending_as(p),
+        params(
+            elements=elements,
+            splits=splits,
+            k=p.k,
+            y_k=strides(p).y_k,
+            **activation_params(p),
+        ),
+        (("partial", partial), *output_bindings(p, bias, Region("out"))),
+        grid_1d(ceil_div(elements, 256), limits),
+    )
+
+
+def weight_offsets(
+    problem: ConvProblem, phase: Phase, channels: int, block: int | None = None
+) -> np.ndarray:
+    """The place in a filter of each product's weight, -1 for none.
+
+    As (rows of taps, columns of taps, channels), or with ``block`` channels of each tap at a time
+    as (channels / block, rows, columns, block).
+    """
     p = problem
     w_c = (p.k_group if p.transposed else 1) * p.r * p.s
     rows = np.array([tap.place for tap in phase.h.taps], np.int64).reshape(-1, 1, 1)
     columns = np.array([tap.place for tap in phase.w.taps], np.int64).reshape(1, -1, 1)
     c = np.arange(channels)
-    return np.where(c < p.c_group, c * w_c + rows * p.s + columns, -1)
+    offsets = np.where(c < p.c_group, c * w_c + rows * p.s + columns, -1)
+    return offsets if block is None else _blocks(offsets, block)
 
 
-def tap_copies(phase: Phase, x: Strides, channels: int, vector: int, padded: int) -> bytes:
-    """``int2(input offset, mask)`` of each copy, in the order (row, column, channel).
+def _blocks(table: np.ndarray, block: int) -> np.ndarray:
+    """(rows, columns, channels) as (channels / block, rows, columns, block)."""
+    rows, columns, channels = table.shape
+    return np.moveaxis(table.reshape(rows, columns, channels // block, block), 2, 0)
+
+
+def tap_copies(
+    phase: Phase,
+    x: Strides,
+    channels: int,
+    vector: int,
+    padded: int,
+    block: int | None = None,
+) -> bytes:
+    """``int2(input offset, mask)`` of each copy, in the order of weight_offsets.
 
     The mask has the bit of the tap's row and, from bit 16 on, that of its column.
     """
@@ -206,10 +265,13 @@ def tap_copies(phase: Phase, x: Strides, channels: int, vector: int, padded: int
     mask = (1 << np.arange(h.size)).reshape(h.shape) | (1 << np.arange(16, 16 + w.size)).reshape(
         w.shape
     )
+    mask = np.broadcast_to(mask, offset.shape)
+    if block is not None:
+        offset, mask = (_blocks(each, block // vector) for each in (offset, mask))
     table = np.empty((padded, 2), "<i4")
     table[:] = (0, NEVER)
     table[: offset.size, 0] = offset.ravel()
-    table[: offset.size, 1] = np.broadcast_to(mask, offset.shape).ravel()
+    table[: offset.size, 1] = mask.ravel()
     return table.tobytes()
 
 
@@ -247,9 +309,12 @@ def mma_seconds(
     in_flight = min(blocks, facts.cores * resident) / facts.cores  # blocks of a core
     # Few warps leave the tensor cores waiting for each other's fragments.
     warps = tile.threads // 32 * min(in_flight, resident)
-    efficiency = 0.9 * warps / (warps + 2) * tile.wp * tile.wm / (tile.wp * tile.wm + 1024)
+    efficiency = 1.15 * warps / (warps + 2) * tile.wp * tile.wm / (tile.wp * tile.wm + 1024)
+    if in_flight <= 1:  # nothing to multiply while the only block waits for its copies
+        efficiency *= 0.45
     core_rate = cuda_facts(facts).matrix_flops / 2 / facts.cores * efficiency
     compute = products * max(in_flight, 1.0) / core_rate
     # The second-level cache feeds a core with about 32 bytes a nanosecond.
     loads = steps * step_bytes * max(in_flight, 1.0) / 32e9
-    return waves * (max(compute, loads) + 5 * facts.latency)
+    # The first copies, the stores, and what a split leaves for the next launch, come on top.
+    return waves * (max(compute, loads) + 5 * facts.latency) + 15 * facts.latency

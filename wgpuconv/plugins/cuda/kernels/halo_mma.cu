@@ -270,7 +270,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     store_partial<16>(sums.acc, warp_p * WARP_P, warp_m * WARP_M, lane, target,
                   reinterpret_cast<float*>(y) + static_cast<long long>(split) * params.y_elements);
   } else {
-    store<TILE_P, TILE_M, THREADS, CHANNELS_LAST, OUT_VECTOR, ACTIVATION, 16>(
+    store<WholeBlock<THREADS>, TILE_P, TILE_M, CHANNELS_LAST, OUT_VECTOR, ACTIVATION, 16>(
         sums.acc, warp_p * WARP_P, warp_m * WARP_M, lane, target, shared, reinterpret_cast<Scalar*>(y));
   }
 }

@@ -1,41 +1,51 @@
-// Convolution on Hopper's tensor cores with the input's tile staged once for all taps: halves in,
-// sums in float.
+// Convolution on Hopper's tensor cores with the input's tile staged once for all taps: halves,
+// bfloats, or floats as TF32, with sums in float.
 //
-// A block computes a rectangle of TILE_H x TILE_W output pixels of one image by TILE_M filters, a
-// warpgroup SQUARES squares of 8 x 8 of them. As in halo_mma, the input pixels that any tap of any
-// of its pixels needs are copied to shared memory once for each TILE_K channels, and a tap only
-// shifts where the tensor cores read. They read groups of 8 rows (pixels side by side) of 8
-// channels that are 128 contiguous bytes, from any place that is a multiple of 16 bytes: so the
-// halo lies as one plane for each 8 channels, in it the pixels. With a stride, the columns are
-// sorted by their remainder, so that what neighbouring output pixels need lies side by side.
+// A warpgroup computes 64 filters of TILE_H x 8 output pixels, a team of warpgroups a tile of
+// TILE_M filters by TILE_W columns. The input pixels that any tap of any pixel of the tile needs,
+// its halo, are copied to shared memory once for each TILE_K channels, and a tap only shifts where
+// the tensor cores read. They read groups of 8 pixels side by side, of 16 bytes of channels each,
+// from any place that is a multiple of 16 bytes: so a halo lies as one plane for each 16 bytes of
+// channels, in it the pixels. With a stride, the columns are sorted by their remainder, so that
+// what neighbouring output pixels need lies side by side. From one such row to the next it is
+// always equally far, so that one instruction takes all TILE_H rows: matrix A is the weight, B the
+// halo.
 //
-// The weight streams by: one step is one tap of TILE_K channels. One step's products run while the
-// next step begins, so that a slot is free again two steps after its own: STAGES - 2 steps are on
-// their way.
+// A block stays on its multiprocessor and goes from tile to tile. One warp copies the weight, step
+// by step of STEP_PRODUCTS products, or the whole of it once (RESIDENT); three copy halos; all
+// others multiply. They meet at barriers in shared memory only: each buffer has one that says that
+// it is full and one that says that it is free. With several TEAMS, which need a resident weight,
+// one team's products run while another stores its sums.
+//
+// An input of few channels is read as it lies, element by element (GATHERED), and one product
+// takes two taps. A second plane holds zeros, for the tap that is one too many.
 
 #include "wgmma.cuh"
 #include "mma.cuh"
 
 using Scalar = Half;
-constexpr int TILE_H = 16;
-constexpr int TILE_W = 16;
-constexpr int TILE_M = 128;
+constexpr int TILE_H = 28;
+constexpr int TILE_W = 8;
+constexpr int TILE_M = 64;
 constexpr int TILE_K = 64;
-constexpr int SQUARES = 2;
-constexpr int STAGES = 4;
-constexpr int PLANE_PIXELS = 332;  // of the halo, and some more
-constexpr int HALO_BUFFERS = 2;    // 1 where all channels are one step
+constexpr int TEAMS = 2;
+constexpr int HALO_BUFFERS = 1;  // of a team
+constexpr int STAGES = 9;
+constexpr bool RESIDENT = true;   // all steps of a tile have their own stage
+constexpr int STEPS = 9;          // of TILE_K channels
+constexpr int STEP_PRODUCTS = 4;  // of 32 bytes of k each
+constexpr int PLANE_PIXELS = 300;
+constexpr int GATHERED = 0;  // channels of a group that are read one by one; 0: copies of 16 bytes
 constexpr bool CHANNELS_LAST = true;  // the output's order
-constexpr int OUT_VECTOR = 8;  // elements of one store
-constexpr bool SPLIT = false;  // several blocks share the sum over channels
-using Out = Half;  // float for partial sums
+constexpr int OUT_VECTOR = 8;         // elements of one store
 constexpr Activation ACTIVATION = Activation::identity;
 constexpr bool RESIDUAL = false;  // else `residual` is not read
-constexpr int THREADS = 256;
-constexpr int BLOCKS = 1;  // a multiprocessor: what the registers must suffice for
-constexpr int SHARED_BYTES = 153264;
+constexpr int THREADS = 384;
+constexpr int SHARED_BYTES = 170480;
 
 struct Params {
+  int tiles;
+  int blocks;
   int images;
   int q_h;  // output pixels of this launch, of one image
   int q_w;
@@ -50,11 +60,12 @@ struct Params {
   int halo_h;  // rows and columns of the halo
   int halo_w;
   int sorted_w;  // columns of the halo that have the same remainder
-  int x_g;       // strides of the input over groups, images, rows, columns
+  int x_g;       // strides of the input over groups, images, channels, rows, columns
   int x_n;
+  int x_c;
   int x_h;
   int x_w;
-  int channels;  // of a group, a multiple of 8
+  int channels;  // of a group
   int y_base;
   int y_g;  // strides of the output over groups, images, filters, rows, columns
   int y_n;
@@ -63,195 +74,503 @@ struct Params {
   int y_w;
   int m;  // filters of a group
   int m_tiles;
-  int taps;
   int chunks;  // of TILE_K channels
   int groups;
-  int splits;
-  int y_elements;  // of the whole output: the size of one slice of partial sums
   float act_a;
   float act_b;
 };
 
-constexpr int TILE_P = TILE_H * TILE_W;
-static_assert(TILE_H % 8 == 0 && TILE_W % 8 == 0, "whole squares");
-static_assert(TILE_P / 64 / SQUARES * 128 == THREADS, "as many warpgroups as make up the tile");
-static_assert(sizeof(Out) == (SPLIT ? 4 : 2), "partial sums are floats");
-
-constexpr int ROW_CHUNKS = TILE_K / 8;  // of 16 bytes
+constexpr int VECTOR = 16 / sizeof(Scalar);
+constexpr int CHUNK_PLANES = TILE_K / VECTOR;
+constexpr int PLANES = GATHERED ? 2 : CHUNK_PLANES;
 constexpr int PLANE_BYTES = PLANE_PIXELS * 16;
-// Copies of eight neighbouring threads, two chunks of four pixels, fall on all 32 banks.
-static_assert(PLANE_PIXELS % 8 == 4);
-constexpr int HALO_BYTES = ROW_CHUNKS * PLANE_BYTES;
-constexpr int B_BYTES = TILE_M * TILE_K * 2;
-constexpr int B_COPIES = B_BYTES / 16 / THREADS;
-static_assert(B_BYTES % (16 * THREADS) == 0, "whole copies of B");
+constexpr int HALO_BYTES = PLANES * PLANE_BYTES;
+constexpr int HALOS = TEAMS * HALO_BUFFERS;
+constexpr int STAGE_BYTES = STEP_PRODUCTS * TILE_M * 32;
+constexpr int TEAM_WARPGROUPS = TILE_M / 64 * (TILE_W / 8);
+constexpr int WARPGROUPS = TEAMS * TEAM_WARPGROUPS;  // that multiply
+constexpr int LOADER_WARPS = 3;
+// Small halos are each copied by one warp, so that several are on their way.
+constexpr int LOADERS = HALOS < LOADER_WARPS ? 1 : LOADER_WARPS;
+constexpr int LOADER_THREADS = LOADER_WARPS / LOADERS * 32;
+// Of the registers that all begin with the same number of, those who copy give most away.
+constexpr int COPIER_REGISTERS = 88;
+constexpr int MULTIPLIER_REGISTERS = 208;
+static_assert(WARPGROUPS <= 2, "registers for the sums");
+static_assert(TILE_H % 4 == 0 && TILE_W % 8 == 0 && TILE_M % 64 == 0, "whole warpgroups");
+static_assert(THREADS == WARPGROUPS * 128 + 32 + LOADER_WARPS * 32, "a role for each warp");
+static_assert(TEAMS == 1 || RESIDENT, "teams wait for no common step");
+static_assert(!GATHERED || TILE_K == VECTOR, "16 bytes of channels are gathered");
+static_assert(GATHERED || CHUNK_PLANES % 2 == 0, "a product takes two planes");
 
-constexpr int COPIED_BYTES = HALO_BUFFERS * HALO_BYTES + STAGES * B_BYTES;
-constexpr int STAGED_BYTES =
-    SPLIT ? 0 : 2 * (CHANNELS_LAST ? TILE_P * (TILE_M + 8) : TILE_M * (TILE_P + 8));
-constexpr int PLACES_AT = COPIED_BYTES > STAGED_BYTES ? COPIED_BYTES : STAGED_BYTES;
-constexpr int ORIGINS_AT = PLACES_AT + 4 * TILE_P;
-static_assert(SHARED_BYTES >= ORIGINS_AT + 4 * PLANE_PIXELS, "the host asks for enough");
+// On its way out, a slice of a few rows of pixels lies in shared memory as one row for each pixel;
+// these begin on other banks.
+constexpr int SLICE_ROWS = 8 / static_cast<int>(sizeof(Scalar));
+constexpr int SLICE = SLICE_ROWS * 8;  // pixels
+constexpr int PITCH = 64 + 16 / static_cast<int>(sizeof(Scalar));
+constexpr int SLICE_BYTES = SLICE * PITCH * static_cast<int>(sizeof(Scalar));
 
-// A matrix of rows of k, as groups of 8 rows of 8 elements that lie side by side (128 bytes): where
-// the first such group lies, and how many bytes it is to the next along k and along the rows.
-__device__ inline unsigned long long matrix(unsigned at, unsigned next_k, unsigned next_rows) {
-  auto field = [](unsigned bytes) { return static_cast<unsigned long long>(bytes >> 4 & 0x3fff); };
-  return field(at) | field(next_k) << 16 | field(next_rows) << 32;
+constexpr int STAGES_AT = HALOS * HALO_BYTES;
+constexpr int SLICES_AT = STAGES_AT + STAGES * STAGE_BYTES;
+constexpr int BARRIERS_AT = SLICES_AT + (CHANNELS_LAST ? WARPGROUPS * 2 * SLICE_BYTES : 0);
+constexpr int WORDS_AT = BARRIERS_AT + 16 * (HALOS + STAGES);
+constexpr int PLACES_AT = WORDS_AT + 4 * STEPS * STEP_PRODUCTS;
+static_assert(SHARED_BYTES >= PLACES_AT + 4 * PLANE_PIXELS, "the host asks for enough");
+
+struct Tile {
+  int m_tile;
+  int group;
+  int x;  // the first output pixel
+  int y;
+  int image;
+};
+
+// Neighbouring tiles have the same pixels, and a block's all the same filters where the weight is
+// resident.
+__device__ inline Tile tile_at(int index, const Params& params) {
+  Tile tile;
+  tile.m_tile = index % params.m_tiles;
+  index /= params.m_tiles;
+  tile.group = index % params.groups;
+  index /= params.groups;
+  tile.x = index % params.tiles_w * TILE_W;
+  index /= params.tiles_w;
+  tile.y = index % params.tiles_h * TILE_H;
+  tile.image = index / params.tiles_h;
+  return tile;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-    halo_wgmma(Params params, const Scalar* __restrict__ x, const Scalar* __restrict__ packed,
-               const int* __restrict__ shifts, const Scalar* __restrict__ bias,
-               const Scalar* __restrict__ residual, Out* __restrict__ y) {
-  const int thread = threadIdx.x;
-  int block = blockIdx.x;
-  const int m_tile = block % params.m_tiles;
-  block /= params.m_tiles;
-  const int tile_x = block % params.tiles_w * TILE_W;
-  block /= params.tiles_w;
-  const int tile_y = block % params.tiles_h * TILE_H;
-  block /= params.tiles_h;
-  const int image = block % params.images;
-  block /= params.images;
-  const int group = block % params.groups;
-  const int split = block / params.groups;
-  const int first_chunk = split * params.chunks / params.splits;
-  const int end_chunk = (split + 1) * params.chunks / params.splits;
-  const int end_channel = min(end_chunk * TILE_K, params.channels);
-  const int steps = (end_chunk - first_chunk) * params.taps;
+// Of buffers that are filled and emptied over and over: which is next, and how often it has been.
+template <int COUNT>
+struct Turn {
+  int buffer = 0;
+  unsigned round = 0;
 
-  // The elements of x at which the pixels of the halo begin (-1: border), and those of y.
-  unsigned char* shared = shared_memory();
-  int* y_of_pixel = reinterpret_cast<int*>(shared + PLACES_AT);
-  int* origins = reinterpret_cast<int*>(shared + ORIGINS_AT);
-  const int halo_pixels = params.halo_h * params.halo_w;
-  for (int i = thread; i < TILE_P; i += THREADS) {
-    const int square = i / 64;
-    const int h = tile_y + square / (TILE_W / 8) * 8 + i % 64 / 8;
-    const int w = tile_x + square % (TILE_W / 8) * 8 + i % 8;
-    y_of_pixel[i] = h < params.q_h && w < params.q_w
-                        ? params.y_base + group * params.y_g + image * params.y_n +
-                              h * params.y_h + w * params.y_w
-                        : -1;
+  __device__ void next() {
+    buffer++;
+    if (buffer == COUNT) {
+      buffer = 0;
+      round ^= 1;
+    }
   }
-  for (int i = thread; i < halo_pixels; i += THREADS) {
-    const int column = i % params.halo_w;
-    const int h = tile_y * params.in_stride_h + params.first_h + i / params.halo_w;
-    const int w = tile_x * params.in_stride_w + params.first_w +
-                  column % params.sorted_w * params.in_stride_w + column / params.sorted_w;
+};
+
+// What all roles know. A buffer's barriers lie side by side; those of stages follow the halos'.
+struct Block {
+  const Params& params;
+  unsigned char* shared;
+
+  __device__ unsigned at(int offset) const { return shared_address(shared) + offset; }
+  __device__ unsigned halo_full(int buffer) const { return at(BARRIERS_AT) + buffer * 16; }
+  __device__ unsigned halo_free(int buffer) const { return halo_full(buffer) + 8; }
+  __device__ unsigned stage_full(int stage) const { return halo_full(HALOS + stage); }
+  __device__ unsigned stage_free(int stage) const { return stage_full(stage) + 8; }
+};
+
+// The warp that copies the weight, of which one thread is enough.
+__device__ inline void copy_weights(const Block& block, const Scalar* packed) {
+  const Params& params = block.params;
+  constexpr int STAGE = STAGE_BYTES / static_cast<int>(sizeof(Scalar));
+  Turn<STAGES> turn;
+  for (int index = blockIdx.x; index < params.tiles; index += params.blocks) {
+    const Tile tile = tile_at(index, params);
+    const int steps = params.chunks * STEPS;
+    const Scalar* from =
+        packed + static_cast<long long>(tile.group * params.m_tiles + tile.m_tile) * steps * STAGE;
+    for (int step = 0; step < steps; step++) {
+      const unsigned full = block.stage_full(turn.buffer);
+      wait_barrier(block.stage_free(turn.buffer), turn.round ^ 1);
+      arrive_expecting(full, STAGE_BYTES);
+      copy_bulk(block.at(STAGES_AT) + turn.buffer * STAGE_BYTES, from, STAGE_BYTES, full);
+      from += STAGE;
+      turn.next();
+    }
+    if (RESIDENT) {
+      return;
+    }
+  }
+}
+
+// The input pixels of a halo, relative to its first one: a row and a column.
+constexpr int ROW_BITS = 16;
+
+// One chunk of channels of a tile's halo, by the threads of a loader; each begins with another
+// `first`.
+__device__ inline void copy_halo(const Block& block, const Tile& tile, int chunk, int first,
+                                 int buffer, const Scalar* x) {
+  const Params& params = block.params;
+  const int* places = reinterpret_cast<const int*>(block.shared + PLACES_AT);
+  const int first_h = tile.y * params.in_stride_h + params.first_h;
+  const int first_w = tile.x * params.in_stride_w + params.first_w;
+  const Scalar* image = x + (tile.group * params.x_g + tile.image * params.x_n);
+  const int pixels = params.halo_h * params.halo_w;
+  const int to = buffer * HALO_BYTES;
+  // The element at which a pixel begins, -1 for the border.
+  auto origin = [&](int pixel) {
+    const int h = first_h + (places[pixel] >> ROW_BITS);
+    const int w = first_w + (places[pixel] & ((1 << ROW_BITS) - 1));
     const bool inside = static_cast<unsigned>(h) < static_cast<unsigned>(params.in_h) &&
                         static_cast<unsigned>(w) < static_cast<unsigned>(params.in_w);
-    origins[i] =
-        inside ? group * params.x_g + image * params.x_n + h * params.x_h + w * params.x_w : -1;
-  }
-  __syncthreads();  // the origins are there
-
-  const unsigned halos = shared_address(shared);
-  const unsigned stages = halos + HALO_BUFFERS * HALO_BYTES;
-  auto copy_halo = [&](int channel, unsigned to) {
-    // Two chunks of a pixel are a whole sector of memory.
-    const int pair = thread % 2;
-    for (int i = thread / 2; i < halo_pixels * (ROW_CHUNKS / 2); i += THREADS / 2) {
-      const int pixel = i % halo_pixels;
-      const int chunk = i / halo_pixels * 2 + pair;
-      const int origin = origins[pixel];
-      const int c = channel + chunk * 8;
-      copy_async<16>(to + chunk * PLANE_BYTES + pixel * 16, x + (origin + c),
-                     origin >= 0 && c < params.channels);
-    }
+    return inside ? h * params.x_h + w * params.x_w : -1;
   };
-  const Scalar* packed_at =
-      packed + (static_cast<long long>(group * params.m_tiles + m_tile) * params.chunks +
-                first_chunk) *
-                   params.taps * (TILE_M * TILE_K);
-  int copied = 0;
-  unsigned to_slot = 0;
-  auto copy_weights = [&]() {
-    if (copied < steps) {
+  if constexpr (GATHERED > 0) {
+    constexpr int PIXELS = GATHERED > 4 ? 4 : 8;  // whose loads are on their way together
+    for (int pixel = first; pixel < pixels; pixel += PIXELS * LOADER_THREADS) {
+      // Loads outside of branches: where a value is needed at once, each would be waited for.
+      Scalar loaded[PIXELS][GATHERED > 0 ? GATHERED : 1];
+      bool inside[PIXELS];
 #pragma unroll
-      for (int i = 0; i < B_COPIES; i++) {
-        const int chunk = i * THREADS + thread;
-        copy_async<16>(stages + to_slot + chunk * 16, packed_at + chunk * 8, true);
+      for (int i = 0; i < PIXELS; i++) {
+        const int each = pixel + i * LOADER_THREADS;
+        const int at = each < pixels ? origin(each) : -1;
+        inside[i] = at >= 0;
+#pragma unroll
+        for (int c = 0; c < GATHERED; c++) {
+          loaded[i][c] = image[max(at, 0) + c * params.x_c];
+        }
       }
-      packed_at += TILE_M * TILE_K;
-      copied++;
-      to_slot = to_slot == (STAGES - 1) * B_BYTES ? 0 : to_slot + B_BYTES;
-    }
-    commit_copies();  // an empty group too, so that the count of groups is that of steps
-  };
-  copy_halo(first_chunk * TILE_K, halos);
 #pragma unroll
-  for (int i = 0; i < STAGES - 2; i++) {
-    copy_weights();
-  }
-
-  // Where the squares of this warpgroup begin in the halo, for the first tap.
-  const int warpgroup = thread / 128;
-  unsigned under[SQUARES];
+      for (int i = 0; i < PIXELS; i++) {
+        union {
+          Scalar scalars[VECTOR];
+          uint4 all;
+        } v;
+        v.all = uint4{0, 0, 0, 0};
 #pragma unroll
-  for (int i = 0; i < SQUARES; i++) {
-    const int square = warpgroup * SQUARES + i;
-    const int row = square / (TILE_W / 8) * 8 * params.in_stride_h;
-    under[i] = (row * params.halo_w + square % (TILE_W / 8) * 8) * 16;
-  }
-  const unsigned next_row = params.in_stride_h * params.halo_w * 16;
-
-  float acc[SQUARES][TILE_M / 8][4] = {};
-  unsigned from_slot = 0;
-  unsigned halo = halos;
-  int tap = 0;
-  int channel = first_chunk * TILE_K;
-  int shift = shifts[0];
-  for (int step = 0; step < steps; step++) {
-    wait_copies<STAGES - 3>();
-    publish_copies();
-    wait_products<1>();
-    // This step's weights and halo are complete, and the products of the step before the last are
-    // done: their slot, and at the second tap the other halo, are free.
-    __syncthreads();
-    begin_products();
-#pragma unroll
-    for (int k = 0; k < TILE_K / 16; k++) {
-      const unsigned long long b =
-          matrix(stages + from_slot + k * 2 * TILE_M * 16, TILE_M * 16, 128);
-#pragma unroll
-      for (int i = 0; i < SQUARES; i++) {
-        const unsigned at = halo + under[i] + shift * 16 + k * 2 * PLANE_BYTES;
-        multiply_add_async<Scalar>(acc[i], matrix(at, PLANE_BYTES, next_row), b);
+        for (int c = 0; c < GATHERED; c++) {
+          v.scalars[c] = inside[i] ? as_operand(loaded[i][c]) : from_float<Scalar>(0.0f);
+        }
+        if (pixel + i * LOADER_THREADS < pixels) {
+          *reinterpret_cast<uint4*>(block.shared + to + (pixel + i * LOADER_THREADS) * 16) = v.all;
+        }
       }
     }
-    commit_products();
-    if (HALO_BUFFERS > 1 && tap == 1 && channel + TILE_K < end_channel) {
-      copy_halo(channel + TILE_K, halos == halo ? halos + HALO_BYTES : halos);
-    }
-    copy_weights();
-    tap++;
-    if (tap == params.taps) {
-      tap = 0;
-      channel += TILE_K;
-      if (HALO_BUFFERS > 1) {
-        halo = halos == halo ? halos + HALO_BYTES : halos;
-      }
-    }
-    shift = shifts[tap];  // a step ahead
-    from_slot = from_slot == (STAGES - 1) * B_BYTES ? 0 : from_slot + B_BYTES;
-  }
-  wait_products<0>();
-  wait_copies<0>();
-  __syncthreads();  // all products are done: the shared memory is free
-
-  const int lane = thread % 32;
-  const int first_p = warpgroup * SQUARES * 64 + thread / 32 % 4 * 16;
-  const Target<Scalar> target{y_of_pixel, bias + group * params.m, m_tile * TILE_M, params.m,
-                              params.y_m, params.act_a, params.act_b,
-                              RESIDUAL ? residual : nullptr};
-  if constexpr (SPLIT) {
-    store_partial<64>(acc, first_p, 0, lane, target,
-                      reinterpret_cast<float*>(y) +
-                          static_cast<long long>(split) * params.y_elements);
   } else {
-    store<TILE_P, TILE_M, THREADS, CHANNELS_LAST, OUT_VECTOR, ACTIVATION, 64>(
-        acc, first_p, 0, lane, target, shared, reinterpret_cast<Scalar*>(y));
+    // Two neighbouring threads copy a whole sector of memory.
+    const int pair = first % 2;
+    for (int pixel = first / 2; pixel < pixels; pixel += LOADER_THREADS / 2) {
+      const int at = origin(pixel);
+#pragma unroll
+      for (int plane = pair; plane < CHUNK_PLANES + pair; plane += 2) {
+        const int c = chunk * TILE_K + plane * VECTOR;
+        copy_async<16>(block.at(to) + plane * PLANE_BYTES + pixel * 16, image + (at + c),
+                       at >= 0 && c < params.channels);
+      }
+    }
+    commit_copies();
+    wait_copies<0>();
+    if constexpr (sizeof(Scalar) == 4) {
+      // A thread rounds what it has copied, so many pixels at once that no load waits for a store.
+      constexpr int PIXELS = 8 / CHUNK_PLANES;
+      static_assert(PIXELS * CHUNK_PLANES == 8);
+      const int last = (pixels - 1 - first / 2) / (LOADER_THREADS / 2) * (LOADER_THREADS / 2) +
+                       first / 2;  // of its own
+      for (int pixel = first / 2; pixel < pixels; pixel += PIXELS * LOADER_THREADS / 2) {
+        auto copied = [&](int i) {
+          // Past the last pixel, it is rounded again.
+          const int each = min(pixel + i % PIXELS * LOADER_THREADS / 2, last);
+          const int plane = i / PIXELS * 2 + pair;
+          return reinterpret_cast<float4*>(block.shared + to + plane * PLANE_BYTES) + each;
+        };
+        float4 v[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+          v[i] = *copied(i);
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+          *copied(i) = make_float4(as_operand(v[i].x), as_operand(v[i].y), as_operand(v[i].z),
+                                   as_operand(v[i].w));
+        }
+      }
+    }
+  }
+}
+
+// The threads of all loaders. A buffer is always filled by the same one, in the order of its use:
+// a barrier's parity tells only neighbouring rounds apart.
+__device__ inline void copy_halos(const Block& block, int thread, const Scalar* x) {
+  const int loader = thread / LOADER_THREADS;
+  int team = 0;
+  Turn<HALO_BUFFERS> turns[TEAMS];
+  for (int index = blockIdx.x; index < block.params.tiles; index += block.params.blocks) {
+    const Tile tile = tile_at(index, block.params);
+#pragma unroll
+    for (int each = 0; each < TEAMS; each++) {  // so that the turns stay in registers
+      if (each != team) {
+        continue;
+      }
+      for (int chunk = 0; chunk < block.params.chunks; chunk++) {
+        const int buffer = each * HALO_BUFFERS + turns[each].buffer;
+        if (buffer % LOADERS == loader) {
+          wait_barrier(block.halo_free(buffer), turns[each].round ^ 1);
+          copy_halo(block, tile, chunk, thread % LOADER_THREADS, buffer, x);
+          publish_copies();
+          arrive(block.halo_full(buffer));
+        }
+        turns[each].next();
+      }
+    }
+    team = team + 1 == TEAMS ? 0 : team + 1;
+  }
+}
+
+// The way out of the sums of one warpgroup, as multiply_add_async leaves them: of TILE_H rows of
+// eight pixels and 64 filters.
+struct Store {
+  const Params& params;
+  int y_at;  // the first pixel's element of the first filter
+  int rows;  // that exist
+  int columns;
+  int filters;
+  float bias[2];
+  int warpgroup;
+  int thread;  // of it
+
+  // `added` is the residual's element, where there is one.
+  __device__ float value(const float (&sums)[4], int i, const Scalar* added) const {
+    float v = sums[i] + bias[i / 2];
+    if constexpr (RESIDUAL) {
+      v += to_float(*added);
+    }
+    return activate<ACTIVATION>(v, params.act_a, params.act_b);
+  }
+
+  // Each thread stores what it has: two neighbouring pixels of a filter.
+  __device__ void pixels(const float (&acc)[TILE_H][4], const Scalar* residual, Scalar* y) const {
+    const int w = thread % 4 * 2;
+    const int m = thread / 32 * 16 + thread % 32 / 4;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      const int at = y_at + (m + half * 8) * params.y_m + w * params.y_w;
+#pragma unroll
+      for (int h = 0; h < TILE_H; h++) {
+        if (h >= rows || m + half * 8 >= filters || w >= columns) {
+          continue;
+        }
+        Scalar* to = y + at + h * params.y_h;
+        const Scalar* added = residual + at + h * params.y_h;
+        const float v0 = value(acc[h], 2 * half, added);
+        if constexpr (OUT_VECTOR > 1) {
+          store_pair(to, v0, value(acc[h], 2 * half + 1, added + 1));
+        } else {
+          to[0] = from_float<Scalar>(v0);
+          if (w + 1 < columns) {
+            to[params.y_w] =
+                from_float<Scalar>(value(acc[h], 2 * half + 1, added + params.y_w));
+          }
+        }
+      }
+    }
+  }
+
+  // Calls action(place in the staged slice, place in y) for the runs of it that a thread moves.
+  template <typename Action>
+  __device__ void each_run(int slice, Action action) const {
+    constexpr int RUNS = 64 / OUT_VECTOR;
+#pragma unroll
+    for (int i = 0; i < SLICE * RUNS / 128; i++) {
+      const int run = i * 128 + thread;
+      const int m = run % RUNS * OUT_VECTOR;
+      const int pixel = run / RUNS;
+      const int h = slice * SLICE_ROWS + pixel / 8;
+      const int w = pixel % 8;
+      if (h < rows && w < columns && m < filters) {
+        action(pixel * PITCH + m, y_at + h * params.y_h + w * params.y_w + m);
+      }
+    }
+  }
+
+  // Through shared memory, so that neighbouring threads store neighbouring filters of a pixel. The
+  // residual comes in as the result goes out.
+  __device__ void filters_of_pixels(const float (&acc)[TILE_H][4], unsigned char* shared,
+                                    const Scalar* residual, Scalar* y) const {
+    constexpr int SLICES = TILE_H / SLICE_ROWS;
+    const int lane = thread % 32;
+    const int first_m = thread / 32 * 16;
+    if constexpr (SLICES % 2) {
+      Warpgroup::sync();  // all have read the last slice of the tile before, which lay here too
+    }
+#pragma unroll
+    for (int slice = 0; slice < SLICES; slice++) {
+      // The other slice may still be read.
+      Scalar* staged = reinterpret_cast<Scalar*>(
+          shared + SLICES_AT + (warpgroup * 2 + slice % 2) * SLICE_BYTES);
+      if constexpr (RESIDUAL) {
+        each_run(slice, [&](int at, int place) {
+          copy_run<OUT_VECTOR>(staged + at, residual + place);
+        });
+        Warpgroup::sync();  // each element is replaced by the warp that reads it
+      }
+      Scalar* own = staged + lane % 4 * 2 * PITCH + first_m + lane / 4;
+#pragma unroll
+      for (int row = 0; row < SLICE_ROWS; row += 2) {
+        const auto sum = [&](int second, int i) {
+          return value(acc[slice * SLICE_ROWS + row + second], i,
+                       own + ((row + second) * 8 + i % 2) * PITCH + i / 2 * 8);
+        };
+        if constexpr (sizeof(Scalar) == 2) {
+          const float v[4][2] = {{sum(0, 0), sum(0, 1)},
+                                 {sum(0, 2), sum(0, 3)},
+                                 {sum(1, 0), sum(1, 1)},
+                                 {sum(1, 2), sum(1, 3)}};
+          const int pixel = row * 8 + lane / 16 * 8 + lane % 8;
+          store_transposed<Scalar>(
+              shared_address(staged + pixel * PITCH + first_m + lane / 8 % 2 * 8), v);
+        } else {
+#pragma unroll
+          for (int i = 0; i < 4; i++) {
+            Scalar* to = own + (row * 8 + i % 2) * PITCH + i / 2 * 8;
+            to[0] = from_float<Scalar>(sum(0, i));
+            to[8 * PITCH] = from_float<Scalar>(sum(1, i));
+          }
+        }
+      }
+      Warpgroup::sync();  // the slice is complete, and the one before has been read
+      each_run(slice, [&](int at, int place) { copy_run<OUT_VECTOR>(y + place, staged + at); });
+    }
+  }
+};
+
+// A warpgroup that multiplies.
+__device__ inline void multiply(const Block& block, int thread, const Scalar* bias,
+                                const Scalar* residual, Scalar* y) {
+  const Params& params = block.params;
+  const int warpgroup = thread / 128;
+  const int team = warpgroup / TEAM_WARPGROUPS;
+  const int column = warpgroup % TEAM_WARPGROUPS / (TILE_M / 64) * 8;
+  const int first_m = warpgroup % (TILE_M / 64) * 64;
+  const int lane = thread % 32;
+  // In units of 16 bytes.
+  const unsigned next_row = params.in_stride_h * params.halo_w;
+  const unsigned halos = block.at(0) / 16 + column;
+  const unsigned weights = (block.at(STAGES_AT) / 16 + first_m) | TILE_M << 16;
+  const unsigned* words = reinterpret_cast<const unsigned*>(block.shared + WORDS_AT);
+  auto release = [&](unsigned barrier) {
+    __syncwarp();  // the products of all lanes are done
+    if (lane == 0) {
+      arrive(barrier);
+    }
+  };
+
+  Turn<HALO_BUFFERS> halo;
+  Turn<STAGES> stage;
+  for (int index = blockIdx.x + team * params.blocks; index < params.tiles;
+       index += TEAMS * params.blocks) {
+    const Tile tile = tile_at(index, params);
+    const int filter = tile.m_tile * TILE_M + first_m + thread % 128 / 32 * 16 + lane / 4;
+    const Scalar* own_bias = bias + tile.group * params.m;
+    const Store store{params,
+                      params.y_base + tile.group * params.y_g + tile.image * params.y_n +
+                          (tile.m_tile * TILE_M + first_m) * params.y_m +
+                          tile.y * params.y_h + (tile.x + column) * params.y_w,
+                      params.q_h - tile.y,
+                      params.q_w - tile.x - column,
+                      params.m - tile.m_tile * TILE_M - first_m,
+                      {to_float(own_bias[min(filter, params.m - 1)]),
+                       to_float(own_bias[min(filter + 8, params.m - 1)])},
+                      warpgroup,
+                      thread % 128};
+    float acc[TILE_H][4] = {};
+    // What the products before the last ones read.
+    unsigned read_stage = 0;
+    unsigned read_halo = 0;
+    for (int chunk = 0; chunk < params.chunks; chunk++) {
+      const int buffer = team * HALO_BUFFERS + halo.buffer;
+      const unsigned from_halo = halos + buffer * (HALO_BYTES / 16);
+      wait_barrier(block.halo_full(buffer), halo.round);
+#pragma unroll 1
+      for (int step = 0; step < STEPS; step++) {
+        unsigned b[STEP_PRODUCTS];
+#pragma unroll
+        for (int i = 0; i < STEP_PRODUCTS; i++) {
+          b[i] = from_halo + words[step * STEP_PRODUCTS + i];
+        }
+        wait_barrier(block.stage_full(stage.buffer), RESIDENT ? 0 : stage.round);
+        begin_products();
+#pragma unroll
+        for (int i = 0; i < STEP_PRODUCTS; i++) {
+          const unsigned a = weights + stage.buffer * (STAGE_BYTES / 16) + i * TILE_M * 2;
+          multiply_add_async<Scalar>(acc, core_matrices(a, 8), core_matrices(b[i], next_row));
+        }
+        commit_products();
+        wait_products<1>();
+        if (!RESIDENT && read_stage) {
+          release(read_stage);
+        }
+        if (step == 0 && read_halo) {
+          release(read_halo);
+        }
+        read_stage = block.stage_free(stage.buffer);
+        stage.next();
+      }
+      if (HALO_BUFFERS > 1) {
+        read_halo = block.halo_free(buffer);
+      } else {  // the next chunk comes only when this one's place is free
+        wait_products<0>();
+        release(block.halo_free(buffer));
+      }
+      halo.next();
+    }
+    wait_products<0>();
+    if (!RESIDENT && read_stage) {
+      release(read_stage);
+    }
+    if (read_halo) {
+      release(read_halo);
+    }
+    if constexpr (CHANNELS_LAST) {
+      store.filters_of_pixels(acc, block.shared, residual, y);
+    } else {
+      store.pixels(acc, residual, y);
+    }
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    halo_wgmma(Params params, const Scalar* __restrict__ x, const Scalar* __restrict__ packed,
+               const unsigned* __restrict__ words, const Scalar* __restrict__ bias,
+               const Scalar* __restrict__ residual, Scalar* __restrict__ y) {
+  const int thread = threadIdx.x;
+  const Block block{params, shared_memory()};
+  unsigned* own_words = reinterpret_cast<unsigned*>(block.shared + WORDS_AT);
+  int* places = reinterpret_cast<int*>(block.shared + PLACES_AT);
+  for (int i = thread; i < STEPS * STEP_PRODUCTS; i += THREADS) {
+    own_words[i] = words[i];
+  }
+  for (int i = thread; i < params.halo_h * params.halo_w; i += THREADS) {
+    const int column = i % params.halo_w;
+    places[i] = (i / params.halo_w) << ROW_BITS |
+                (column % params.sorted_w * params.in_stride_w + column / params.sorted_w);
+  }
+  if constexpr (GATHERED > 0) {
+    for (int i = thread; i < HALOS * PLANE_PIXELS; i += THREADS) {
+      const int at = i / PLANE_PIXELS * HALO_BYTES + PLANE_BYTES + i % PLANE_PIXELS * 16;
+      *reinterpret_cast<uint4*>(block.shared + at) = uint4{0, 0, 0, 0};
+    }
+    publish_copies();
+  }
+  for (int i = thread; i < HALOS + STAGES; i += THREADS) {
+    set_up_barrier(block.halo_full(i), i < HALOS ? LOADER_THREADS : 1);
+    set_up_barrier(block.halo_free(i), TEAM_WARPGROUPS * 4);
+    publish_barriers();
+  }
+  __syncthreads();
+
+  const int helper = thread - WARPGROUPS * 128;
+  if (helper < 0) {
+    if constexpr (WARPGROUPS > 1) {
+      take_registers<MULTIPLIER_REGISTERS>();
+    }
+    multiply(block, thread, bias, residual, y);
+  } else {
+    if constexpr (WARPGROUPS > 1) {
+      give_registers<COPIER_REGISTERS>();
+    }
+    if (helper >= 32) {
+      copy_halos(block, helper - 32, x);
+    } else if (helper == 0) {
+      copy_weights(block, packed);
+    }
   }
 }

@@ -18,6 +18,21 @@ __device__ inline int swizzled(int row, int chunk) {
   return (row * ROW_CHUNKS + (chunk ^ (row / ROWS & (ROW_CHUNKS - 1)))) * 16;
 }
 
+// What wgmma takes for a matrix of rows of k: groups of 8 rows of 16 bytes that lie side by side
+// (128 bytes). Where the first such group lies, and how many bytes it is to the next along k and
+// along the rows.
+__device__ inline unsigned long long matrix(unsigned at, unsigned next_k, unsigned next_rows) {
+  auto field = [](unsigned bytes) { return static_cast<unsigned long long>(bytes >> 4 & 0x3fff); };
+  return field(at) | field(next_k) << 16 | field(next_rows) << 32;
+}
+
+// The same for rows of 128 bytes one after the other, whose chunks are permuted as swizzled<8>
+// does it; the first row lies at a multiple of 1024, and `at` is as many bytes further as k has
+// advanced.
+__device__ inline unsigned long long swizzled_matrix(unsigned at) {
+  return matrix(at, 16, 1024) | 1ull << 62;
+}
+
 // The place, among eight rows of two neighbouring chunks, of the row whose address a lane gives
 // to load_matrices; chunk k of the row then lies at (place of chunk 0) ^ 32 k.
 struct LaneRow {
@@ -112,17 +127,39 @@ __device__ inline void copy_run(T* to, const T* from) {
   }
 }
 
+// The threads that store a tile together: all of the block,
+template <int COUNT>
+struct WholeBlock {
+  static constexpr int THREADS = COUNT;
+  __device__ static int thread() { return threadIdx.x; }
+  __device__ static void sync() { __syncthreads(); }
+};
+
+// or one of its first two warpgroups.
+struct Warpgroup {
+  static constexpr int THREADS = 128;
+  __device__ static int thread() { return threadIdx.x % 128; }
+  // Numbers that the compiler sees: else it reserves all barriers that a block may have.
+  __device__ static void sync() {
+    if (threadIdx.x < 128) {
+      sync_some<128>(1);
+    } else {
+      sync_some<128>(2);
+    }
+  }
+};
+
 // Calls action(place in the staged tile, place in y) for the runs of a tile that a thread moves.
-template <int TILE_P, int TILE_M, int THREADS, bool CHANNELS_LAST, int VECTOR, int PITCH,
+template <typename Crew, int TILE_P, int TILE_M, bool CHANNELS_LAST, int VECTOR, int PITCH,
           typename T, typename Action>
-__device__ inline void for_runs(const Target<T>& target, Action action) {
+__device__ inline void for_runs(const Target<T>& target, int m0, Action action) {
   constexpr int ROWS = CHANNELS_LAST ? TILE_P : TILE_M;
   constexpr int RUNS = (CHANNELS_LAST ? TILE_M : TILE_P) / VECTOR;
-  for (int run = threadIdx.x; run < ROWS * RUNS; run += THREADS) {
+  for (int run = Crew::thread(); run < ROWS * RUNS; run += Crew::THREADS) {
     const int row = run / RUNS;
     const int column = run % RUNS * VECTOR;
     const int p = CHANNELS_LAST ? row : column;
-    const int m = target.m0 + (CHANNELS_LAST ? column : row);
+    const int m = m0 + (CHANNELS_LAST ? column : row);
     const int place = target.y_of_pixel[p];
     if (place >= 0 && m < target.m) {
       action(row * PITCH + column, place + m * target.y_m);
@@ -133,63 +170,74 @@ __device__ inline void for_runs(const Target<T>& target, Action action) {
 // Bias, residual and activation, rounding, and the way out: through shared memory, so that
 // neighbouring threads store VECTOR elements each of one contiguous run. The residual comes in as
 // the result goes out. The caller has made sure that nobody reads `staged` any more. All threads
-// call it.
+// of the Crew call it, and agree on the tile.
 //
 // A thread's sums are those of Sums; each 16 pixels are STEP_P after the last, from warp_p on, and
-// the filters begin at warp_m. VECTOR filters of a pixel (CHANNELS_LAST) or VECTOR pixels of a filter lie side by side in y
-// and are aligned.
-template <int TILE_P, int TILE_M, int THREADS, bool CHANNELS_LAST, int VECTOR,
+// the filters begin at warp_m. `staged` holds TILE_P pixels by TILE_M filters; where the threads
+// have more filters than that, it is filled several times. VECTOR filters of a pixel
+// (CHANNELS_LAST) or VECTOR pixels of a filter lie side by side in y and are aligned.
+template <typename Crew, int TILE_P, int TILE_M, bool CHANNELS_LAST, int VECTOR,
           Activation ACTIVATION, int STEP_P, int ROWS_P, int COLUMNS, typename T>
 __device__ void store(const float (&acc)[ROWS_P][COLUMNS][4], int warp_p, int warp_m, int lane,
                       const Target<T>& target, unsigned char* staged, T* y) {
   // Rows begin on other banks, and on whole chunks of 16 bytes.
   constexpr int PITCH = CHANNELS_LAST ? TILE_M + 8 : TILE_P + 16 / static_cast<int>(sizeof(T));
+  constexpr int ROUND = COLUMNS * 8 > TILE_M ? TILE_M / 8 : COLUMNS;
+  static_assert(COLUMNS % ROUND == 0, "whole rounds");
   T* tile = reinterpret_cast<T*>(staged);
-  const auto each_run = [&](auto action) {
-    for_runs<TILE_P, TILE_M, THREADS, CHANNELS_LAST, VECTOR, PITCH>(target, action);
-  };
-  if (target.residual != nullptr) {
-    each_run([&](int at, int place) { copy_run<VECTOR>(tile + at, target.residual + place); });
-    __syncthreads();  // the residual is complete, and each element is replaced by who reads it
-  }
 #pragma unroll
-  for (int j = 0; j < COLUMNS; j++) {
-    const int m = warp_m + j * 8 + lane % 4 * 2;  // within the tile
-    const int last = target.m - 1;
-    const float bias0 = to_float(target.bias[min(target.m0 + m, last)]);
-    const float bias1 = to_float(target.bias[min(target.m0 + m + 1, last)]);
+  for (int first = 0; first < COLUMNS; first += ROUND) {
+    if (first) {
+      Crew::sync();  // all have read the round before
+    }
+    const int m0 = target.m0 + first * 8;
+    const auto each_run = [&](auto action) {
+      for_runs<Crew, TILE_P, TILE_M, CHANNELS_LAST, VECTOR, PITCH>(target, m0, action);
+    };
+    if (target.residual != nullptr) {
+      each_run([&](int at, int place) { copy_run<VECTOR>(tile + at, target.residual + place); });
+      Crew::sync();  // the residual is complete, and each element is replaced by who reads it
+    }
 #pragma unroll
-    for (int i = 0; i < ROWS_P; i++) {
+    for (int j = 0; j < ROUND; j++) {
+      const int m = warp_m + j * 8 + lane % 4 * 2;  // within the tile
+      const int last = target.m - 1;
+      const float bias0 = to_float(target.bias[min(m0 + m, last)]);
+      const float bias1 = to_float(target.bias[min(m0 + m + 1, last)]);
 #pragma unroll
-      for (int half = 0; half < 2; half++) {
-        const int p = warp_p + i * STEP_P + half * 8 + lane / 4;
-        T* const first = tile + (CHANNELS_LAST ? p * PITCH + m : m * PITCH + p);
-        T* const second = first + (CHANNELS_LAST ? 1 : PITCH);
-        float v0 = acc[i][j][2 * half] + bias0;
-        float v1 = acc[i][j][2 * half + 1] + bias1;
-        if (target.residual != nullptr) {
-          v0 += to_float(*first);
-          v1 += to_float(*second);
-        }
-        v0 = activate<ACTIVATION>(v0, target.act_a, target.act_b);
-        v1 = activate<ACTIVATION>(v1, target.act_a, target.act_b);
-        if constexpr (CHANNELS_LAST) {
-          store_pair(first, v0, v1);
-        } else {
-          *first = from_float<T>(v0);
-          *second = from_float<T>(v1);
+      for (int i = 0; i < ROWS_P; i++) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+          const int p = warp_p + i * STEP_P + half * 8 + lane / 4;
+          T* const one = tile + (CHANNELS_LAST ? p * PITCH + m : m * PITCH + p);
+          T* const two = one + (CHANNELS_LAST ? 1 : PITCH);
+          float v0 = acc[i][first + j][2 * half] + bias0;
+          float v1 = acc[i][first + j][2 * half + 1] + bias1;
+          if (target.residual != nullptr) {
+            v0 += to_float(*one);
+            v1 += to_float(*two);
+          }
+          v0 = activate<ACTIVATION>(v0, target.act_a, target.act_b);
+          v1 = activate<ACTIVATION>(v1, target.act_a, target.act_b);
+          if constexpr (CHANNELS_LAST) {
+            store_pair(one, v0, v1);
+          } else {
+            *one = from_float<T>(v0);
+            *two = from_float<T>(v1);
+          }
         }
       }
     }
+    Crew::sync();  // the tile is complete
+    each_run([&](int at, int place) { copy_run<VECTOR>(y + place, tile + at); });
   }
-  __syncthreads();  // the tile is complete
-  each_run([&](int at, int place) { copy_run<VECTOR>(y + place, tile + at); });
 }
 
-// The partial sums of a split product, as they are: reduce_splits finishes.
-template <int STEP_P, int ROWS_P, int COLUMNS, typename T>
-__device__ void store_partial(const float (&acc)[ROWS_P][COLUMNS][4], int warp_p, int warp_m, int lane,
-                              const Target<T>& target, float* y) {
+// The partial sums of a split product, as they are: reduce_splits finishes. With PAIRS two
+// neighbouring filters lie side by side in y, aligned to both.
+template <int STEP_P, bool PAIRS = false, int ROWS_P, int COLUMNS, typename T>
+__device__ void store_partial(const float (&acc)[ROWS_P][COLUMNS][4], int warp_p, int warp_m,
+                              int lane, const Target<T>& target, float* y) {
 #pragma unroll
   for (int i = 0; i < ROWS_P; i++) {
 #pragma unroll
@@ -198,10 +246,16 @@ __device__ void store_partial(const float (&acc)[ROWS_P][COLUMNS][4], int warp_p
 #pragma unroll
       for (int j = 0; j < COLUMNS; j++) {
         const int m = target.m0 + warp_m + j * 8 + lane % 4 * 2;
+        if constexpr (PAIRS) {
+          if (place >= 0 && m < target.m) {
+            store_pair(y + place + m, acc[i][j][2 * half], acc[i][j][2 * half + 1]);
+          }
+        } else {
 #pragma unroll
-        for (int one = 0; one < 2; one++) {
-          if (place >= 0 && m + one < target.m) {
-            y[place + (m + one) * target.y_m] = acc[i][j][2 * half + one];
+          for (int one = 0; one < 2; one++) {
+            if (place >= 0 && m + one < target.m) {
+              y[place + (m + one) * target.y_m] = acc[i][j][2 * half + one];
+            }
           }
         }
       }

@@ -53,36 +53,48 @@ __device__ inline Bfloat from_float<Bfloat>(float v) {
   return b;
 }
 
-// Stores two neighbouring elements, which are aligned to both.
-__device__ inline void store_pair(float* to, float first, float second) {
-  *reinterpret_cast<float2*>(to) = make_float2(first, second);
-}
+// Two elements of 2 bytes, the first one in the lower half.
+template <typename T>
+__device__ unsigned pair_of(float first, float second);
 
-__device__ inline void store_pair(Half* to, float first, float second) {
+template <>
+__device__ inline unsigned pair_of<Half>(float first, float second) {
 #if __CUDA_ARCH__ >= 800
   unsigned packed;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(second), "f"(first));
+  return packed;
 #else
-  const unsigned packed = from_float<Half>(first).bits | from_float<Half>(second).bits << 16;
+  return from_float<Half>(first).bits | from_float<Half>(second).bits << 16;
 #endif
-  *reinterpret_cast<unsigned*>(to) = packed;
 }
 
-__device__ inline void store_pair(Bfloat* to, float first, float second) {
+template <>
+__device__ inline unsigned pair_of<Bfloat>(float first, float second) {
 #if __CUDA_ARCH__ >= 800
   unsigned packed;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(second), "f"(first));
+  return packed;
 #else
-  const unsigned packed = from_float<Bfloat>(first).bits | from_float<Bfloat>(second).bits << 16;
+  return from_float<Bfloat>(first).bits | from_float<Bfloat>(second).bits << 16;
 #endif
-  *reinterpret_cast<unsigned*>(to) = packed;
+}
+
+// Stores two neighbouring elements, which are aligned to both.
+template <typename T>
+__device__ inline void store_pair(T* to, float first, float second) {
+  *reinterpret_cast<unsigned*>(to) = pair_of<T>(first, second);
+}
+
+template <>
+__device__ inline void store_pair(float* to, float first, float second) {
+  *reinterpret_cast<float2*>(to) = make_float2(first, second);
 }
 
 // ---- shared memory ----
 
 // The dynamic shared memory of the block.
 __device__ inline unsigned char* shared_memory() {
-  extern __shared__ __align__(128) unsigned char memory[];
+  extern __shared__ __align__(1024) unsigned char memory[];
   return memory;
 }
 
@@ -91,13 +103,20 @@ __device__ inline unsigned shared_address(const void* pointer) {
   return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
 }
 
+// Waits until COUNT threads, whole warps, have come to the barrier of that number (1 to 15).
+template <int COUNT>
+__device__ inline void sync_some(int number) {
+  asm volatile("bar.sync %0, %1;" ::"r"(number), "n"(COUNT) : "memory");
+}
+
 // Starts a copy of BYTES (4, 8 or 16) to shared memory, of zeros where it is not valid. Both sides
-// are aligned to BYTES.
-template <int BYTES>
+// are aligned to BYTES. Those of 16 bytes go past the first-level cache unless CACHED.
+template <int BYTES, bool CACHED = BYTES != 16>
 __device__ inline void copy_async(unsigned to, const void* from, bool valid) {
 #if __CUDA_ARCH__ >= 800
   const int size = valid ? BYTES : 0;
-  if constexpr (BYTES == 16) {  // past the first-level cache
+  if constexpr (!CACHED) {
+    static_assert(BYTES == 16);
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(size));
   } else {
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(BYTES),

@@ -1,0 +1,467 @@
+// Implicit GEMM on Hopper's warpgroup products: halves or bfloats in, or floats, which are multiplied
+// as TF32; sums in float. The product, the gather and `taps` are those of implicit_gemm_mma.
+//
+// Each block stays on its multiprocessor and computes one tile after the other, TILE_P pixels by
+// TILE_M filters. Its warpgroups have different work. The last one, the producer, copies the steps
+// over k to a ring of STAGES slots in shared memory; the others, the consumers, multiply half of
+// the pixels each, and store them. While they store, the producer copies the next tile's first
+// steps. A slot has two barriers: `full` counts what has arrived, `empty` the warps that have done
+// with it.
+//
+// A slot holds rows of 128 bytes: of A as swizzled<8> permutes them, gathered in copies of 16
+// bytes; of B as pack_filters writes them with CORES, in one copy.
+//
+// Halves are multiplied from shared memory. Of floats, A goes through registers on the way, which
+// rounds it to TF32; products of one half of a step run while the other half is rounded.
+//
+// The sum over k may be split. Either the blocks of a CLUSTER take one split each of the same tile,
+// the only one of the block; then each adds up its share of the tile from the shared memory of all.
+// Or, with SPLIT, partial sums go to y as floats, one slice a split, and reduce_splits finishes.
+
+#include "wgmma.cuh"
+#include "mma.cuh"
+#include "gather.cuh"
+
+using Scalar = Half;
+constexpr int TILE_P = 128;
+constexpr int TILE_M = 128;
+constexpr int STAGES = 5;
+constexpr int BLOCKS = 1;  // of a multiprocessor, 1 or 2: one multiplies while the other stores
+constexpr bool CACHED = true;  // A goes through the first-level cache: taps share pixels
+constexpr bool CHANNELS_LAST = true;  // the output's order
+constexpr int OUT_VECTOR = 8;  // elements of one store
+constexpr bool SPLIT = false;
+constexpr int CLUSTER = 1;  // blocks that share the sum of a tile
+using Out = Half;  // Scalar, or float for partial sums
+constexpr Activation ACTIVATION = Activation::identity;
+constexpr bool RESIDUAL = false;  // else `residual` is not read
+constexpr int THREADS = 384;
+constexpr int SHARED_BYTES = 184912;
+
+struct Params {
+  int pixels;  // output pixels of this launch, over all images
+  int q_hw;    // those of one image
+  int q_w;     // those of one row
+  int in_h;
+  int in_w;
+  int in_stride_h;  // input pixels from one output pixel to the next
+  int in_stride_w;
+  int tap_rows;  // rows and columns of taps, at most 16 and 15
+  int tap_columns;
+  int tap_h;  // input pixels from an output pixel's place to its first tap
+  int tap_w;
+  int tap_step_h;  // from one row of taps to the next
+  int tap_step_w;
+  int x_g;  // strides of the input over groups, images, rows, columns
+  int x_n;
+  int x_h;
+  int x_w;
+  int y_base;
+  int y_g;  // strides of the output over groups, images, filters, rows, columns
+  int y_n;
+  int y_m;
+  int y_h;
+  int y_w;
+  int m;  // filters of a group
+  int m_tiles;
+  int p_tiles;
+  int groups;
+  int tiles;  // of all filters, pixels, groups and splits
+  int k_steps;
+  int splits;
+  int y_elements;  // of the whole output: the size of one slice of partial sums
+  float act_a;
+  float act_b;
+};
+
+constexpr int BYTES = sizeof(Scalar);
+static_assert(sizeof(Out) == (SPLIT ? 4 : BYTES), "partial sums are floats");
+static_assert(!SPLIT || CLUSTER == 1, "the sum is split in one way");
+constexpr int CHUNK = 16 / BYTES;  // elements of one copy
+constexpr int ROW_CHUNKS = 8;
+constexpr int ROW_BYTES = 128;
+constexpr int TILE_K = ROW_BYTES / BYTES;
+constexpr int STEP_PRODUCTS = ROW_BYTES / 32;  // over the k of one step
+constexpr int A_BYTES = TILE_P * ROW_BYTES;
+constexpr int B_BYTES = TILE_M * ROW_BYTES;
+constexpr int STAGE_BYTES = A_BYTES + B_BYTES;
+
+constexpr int GROUP = 128;  // threads of a warpgroup
+constexpr int CONSUMERS = 2;
+static_assert(THREADS == (CONSUMERS + 1) * GROUP, "and the producer");
+// For sync_some; each consumer has one before them for itself.
+constexpr int PRODUCER_BARRIER = 1 + CONSUMERS;
+constexpr int CONSUMER_BARRIER = 2 + CONSUMERS;
+constexpr int ROWS = TILE_P / CONSUMERS / 64;  // of 64 pixels that a consumer multiplies
+static_assert(ROWS == 1 || ROWS == 2);
+constexpr int A_ROWS = GROUP / ROW_CHUNKS;  // that one copy of each thread covers
+constexpr int A_COPIES = TILE_P / A_ROWS;
+// What a thread may hold; together, all of a multiprocessor. A producer needs two a copy.
+constexpr int PRODUCER_REGISTERS = A_COPIES > 8 ? 72 : 40;
+constexpr int CONSUMER_REGISTERS = BLOCKS == 2 ? 96 : A_COPIES > 8 ? 216 : 232;
+static_assert(BLOCKS == 1 || (BLOCKS == 2 && ROWS == 1 && TILE_M <= 64), "registers for the sums");
+
+// What a consumer stores at once: 64 pixels, of each as many filters as are one line of memory.
+constexpr int STORED_M = ROW_BYTES / BYTES;
+constexpr int STORED = CHANNELS_LAST ? 64 * (STORED_M + 8) : STORED_M * (64 + CHUNK);
+constexpr int STORED_BYTES = SPLIT || CLUSTER > 1 ? 0 : BYTES * STORED;
+constexpr int STORED_AT = STAGES * STAGE_BYTES;
+constexpr int PLACES_AT = STORED_AT + CONSUMERS * STORED_BYTES;
+constexpr int PIXELS_AT = PLACES_AT + 4 * TILE_P;
+constexpr int BARRIERS_AT = PIXELS_AT + 2 * 8 * TILE_P;
+
+// Of a cluster: the sums of a block in the place of the slots, with rows that begin on other banks.
+constexpr int SUMS_ROWS = CHANNELS_LAST ? TILE_P : TILE_M;
+constexpr int SUMS_PITCH = (CHANNELS_LAST ? TILE_M : TILE_P) + 8;
+static_assert(CLUSTER == 1 || 4 * SUMS_ROWS * SUMS_PITCH <= STORED_AT, "the sums fit");
+static_assert(SHARED_BYTES >= BARRIERS_AT + 2 * 8 * STAGES, "the host asks for enough");
+
+// One tile of the output, or one split of it.
+struct Work {
+  int m_tile;
+  int p_tile;
+  int group;
+  int split;
+  int first_step;
+  int end_step;
+};
+
+__device__ inline Work work_of(const Params& params, int tile) {
+  Work work;
+  if constexpr (CLUSTER > 1) {
+    work.split = tile % CLUSTER;
+    tile /= CLUSTER;
+  }
+  // Filters innermost: blocks that run side by side share their pixels in the second-level cache.
+  work.m_tile = tile % params.m_tiles;
+  tile /= params.m_tiles;
+  work.p_tile = tile % params.p_tiles;
+  tile /= params.p_tiles;
+  work.group = tile % params.groups;
+  if constexpr (CLUSTER == 1) {
+    work.split = tile / params.groups;
+  }
+  work.first_step = static_cast<long long>(work.split) * params.k_steps / params.splits;
+  work.end_step = static_cast<long long>(work.split + 1) * params.k_steps / params.splits;
+  return work;
+}
+
+// Which slot comes next, and the parity of its phase.
+struct Slot {
+  int at = 0;
+  unsigned parity = 0;
+
+  __device__ void advance() {
+    at++;
+    if (at == STAGES) {
+      at = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+__device__ inline unsigned full_barrier(unsigned shared, int slot) {
+  return shared + BARRIERS_AT + 8 * slot;
+}
+__device__ inline unsigned empty_barrier(unsigned shared, int slot) {
+  return shared + BARRIERS_AT + 8 * (STAGES + slot);
+}
+
+__device__ inline void produce(const Params& params, const Scalar* x, const Scalar* packed,
+                               const int2* taps) {
+  const int thread = threadIdx.x % GROUP;
+  const unsigned shared = shared_address(shared_memory());
+  int2* pixels = reinterpret_cast<int2*>(shared_memory() + PIXELS_AT);
+  const int copy_k = thread % ROW_CHUNKS;
+  const int copy_row = thread / ROW_CHUNKS;
+  const unsigned copy_a = shared + swizzled<ROW_CHUNKS>(copy_row, copy_k);
+  static_assert(A_ROWS % 8 == 0, "the permutation repeats every eight rows");
+  Slot slot;
+  for (int tile = blockIdx.x; tile < params.tiles; tile += gridDim.x) {
+    const Work work = work_of(params, tile);
+    const int2* taps_at = taps + work.first_step * ROW_CHUNKS + copy_k;
+    int2 tap = *taps_at;  // of the step that is copied next: loaded a step ahead
+
+    // Each pixel's first element, and which taps are inside: bit r row r, bit 16 + s column s.
+    // Pixels past the end copy the last one again.
+    for (int i = thread; i < TILE_P; i += GROUP) {
+      const int p = min(work.p_tile * TILE_P + i, params.pixels - 1);
+      const int q = p % params.q_hw;
+      const int h = q / params.q_w * params.in_stride_h;
+      const int w = q % params.q_w * params.in_stride_w;
+      int2 pixel;
+      pixel.x = work.group * params.x_g + p / params.q_hw * params.x_n + h * params.x_h +
+                w * params.x_w;
+      pixel.y =
+          taps_inside(h + params.tap_h, params.tap_step_h, params.tap_rows, params.in_h) |
+          taps_inside(w + params.tap_w, params.tap_step_w, params.tap_columns, params.in_w) << 16;
+      pixels[i] = pixel;
+    }
+    sync_some<GROUP>(PRODUCER_BARRIER);
+    int2 pixel[A_COPIES];
+#pragma unroll
+    for (int i = 0; i < A_COPIES; i++) {
+      pixel[i] = pixels[i * A_ROWS + copy_row];
+    }
+    // The next tile's pixels go elsewhere: not all threads have read these.
+    pixels = reinterpret_cast<int2*>(shared_memory() + PIXELS_AT) +
+             (pixels == reinterpret_cast<int2*>(shared_memory() + PIXELS_AT) ? TILE_P : 0);
+
+    const Scalar* packed_at =
+        packed + (static_cast<long long>(work.group * params.m_tiles + work.m_tile) *
+                      params.k_steps +
+                  work.first_step) *
+                     (TILE_M * TILE_K);
+    for (int step = work.first_step; step < work.end_step; step++) {
+      const unsigned full = full_barrier(shared, slot.at);
+      const unsigned to = slot.at * STAGE_BYTES;
+      wait_barrier(empty_barrier(shared, slot.at), slot.parity ^ 1);
+      if (thread == 0) {
+        arrive_expecting(full, B_BYTES);
+        copy_bulk(shared + to + A_BYTES, packed_at, B_BYTES, full);
+      }
+#pragma unroll
+      for (int i = 0; i < A_COPIES; i++) {
+        copy_async<16, CACHED>(copy_a + to + i * A_ROWS * ROW_BYTES, x + (pixel[i].x + tap.x),
+                               (pixel[i].y & tap.y) == tap.y);
+      }
+      arrive_with_copies(full);
+      packed_at += TILE_M * TILE_K;
+      taps_at += ROW_CHUNKS;
+      tap = *taps_at;
+      slot.advance();
+    }
+  }
+  commit_copies();
+  wait_copies<0>();  // none may be on its way when the thread ends
+  if constexpr (CLUSTER > 1) {
+    sync_cluster();
+    leave_cluster();
+  }
+}
+
+// Floats of A on their way to the tensor cores, rounded: half of the pixels, or half of k where
+// there are but 64 pixels.
+constexpr int HALF = ROWS == 2 ? STEP_PRODUCTS : STEP_PRODUCTS / 2;
+
+// What one consumer holds in registers. Products that are not done still use it.
+struct Operands {
+  float acc[ROWS][TILE_M / 8][4];
+  unsigned fragments[2][HALF][4];
+};
+
+// Matrix B of a slot, from its k-th product on.
+__device__ inline unsigned long long filters_of(unsigned slot, int k) {
+  return matrix(slot + A_BYTES + k * 2 * TILE_M * 16, TILE_M * 16, 128);
+}
+
+// Adds the products of one step, whose A begins at `a` for this consumer. Those of the step before
+// are done when it calls `release`.
+template <typename Release>
+__device__ inline void multiply(Operands& own, unsigned slot, unsigned a, Release release) {
+  if constexpr (BYTES == 2) {
+    publish_copies();
+    begin_products();
+#pragma unroll
+    for (int k = 0; k < STEP_PRODUCTS; k++) {
+#pragma unroll
+      for (int i = 0; i < ROWS; i++) {
+        multiply_add_async<Scalar>(own.acc[i], swizzled_matrix(a + i * 64 * ROW_BYTES + k * 32),
+                                   filters_of(slot, k));
+      }
+    }
+    commit_products();
+    wait_products<1>();
+    release();
+  } else {
+    const LaneRow row = lane_row_a(threadIdx.x % 32);
+    const unsigned read =
+        a + swizzled<ROW_CHUNKS>(threadIdx.x % GROUP / 32 * 16 + row.row, row.chunk);
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      const int first_k = ROWS == 2 ? 0 : half * HALF;
+      const int i = ROWS == 2 ? half : 0;
+#pragma unroll
+      for (int k = 0; k < HALF; k++) {
+        load_matrices(own.fragments[half][k], (read ^ (32 * (first_k + k))) + i * 64 * ROW_BYTES);
+        round_operands<Scalar>(own.fragments[half][k]);
+      }
+      begin_products();
+#pragma unroll
+      for (int k = 0; k < HALF; k++) {
+        multiply_add_async<Scalar>(own.acc[i], own.fragments[half][k],
+                                   filters_of(slot, first_k + k));
+      }
+      commit_products();
+      wait_products<1>();
+      if (half == 0) {
+        release();
+      }
+    }
+  }
+}
+
+// Leaves the sums of this block where the others of the cluster find them.
+__device__ inline void leave_sums(const Operands& own, int first_p, int lane) {
+  float* sums = reinterpret_cast<float*>(shared_memory());
+#pragma unroll
+  for (int i = 0; i < ROWS; i++) {
+#pragma unroll
+    for (int j = 0; j < TILE_M / 8; j++) {
+#pragma unroll
+      for (int half = 0; half < 2; half++) {
+        const int p = first_p + i * 64 + half * 8 + lane / 4;
+        const int m = j * 8 + lane % 4 * 2;
+        const float* pair = own.acc[i][j] + 2 * half;
+        if constexpr (CHANNELS_LAST) {
+          store_pair(sums + p * SUMS_PITCH + m, pair[0], pair[1]);
+        } else {
+          sums[m * SUMS_PITCH + p] = pair[0];
+          sums[(m + 1) * SUMS_PITCH + p] = pair[1];
+        }
+      }
+    }
+  }
+}
+
+// Adds up and stores this block's share of the tile. The order of the additions is fixed, so that
+// two runs agree to the bit.
+__device__ inline void store_share(const Target<Scalar>& target, int block, Scalar* y) {
+  constexpr int LOADED = OUT_VECTOR > 4 ? 4 : OUT_VECTOR;
+  constexpr int RUNS = (CHANNELS_LAST ? TILE_M : TILE_P) / OUT_VECTOR;
+  const unsigned sums = shared_address(shared_memory());
+  const int first = block * SUMS_ROWS / CLUSTER * RUNS;
+  const int end = (block + 1) * SUMS_ROWS / CLUSTER * RUNS;
+  for (int run = first + threadIdx.x; run < end; run += CONSUMERS * GROUP) {
+    const int row = run / RUNS;
+    const int column = run % RUNS * OUT_VECTOR;
+    const int place = target.y_of_pixel[CHANNELS_LAST ? row : column];
+    const int m = target.m0 + (CHANNELS_LAST ? column : row);
+    if (place < 0 || m >= target.m) {
+      continue;
+    }
+    float parts[CLUSTER][OUT_VECTOR];
+#pragma unroll
+    for (int i = 0; i < CLUSTER; i++) {
+#pragma unroll
+      for (int v = 0; v < OUT_VECTOR; v += LOADED) {
+        load_remote<LOADED>(parts[i] + v, sums + 4 * (row * SUMS_PITCH + column + v), i);
+      }
+    }
+    const int at = place + m * target.y_m;
+    alignas(16) Scalar finished[OUT_VECTOR];
+    if (target.residual != nullptr) {
+      copy_run<OUT_VECTOR>(finished, target.residual + at);
+    }
+#pragma unroll
+    for (int v = 0; v < OUT_VECTOR; v++) {
+      float sum = parts[0][v];
+#pragma unroll
+      for (int i = 1; i < CLUSTER; i++) {
+        sum += parts[i][v];
+      }
+      sum += to_float(target.bias[CHANNELS_LAST ? m + v : m]);
+      if (target.residual != nullptr) {
+        sum += to_float(finished[v]);
+      }
+      finished[v] = from_float<Scalar>(activate<ACTIVATION>(sum, target.act_a, target.act_b));
+    }
+    copy_run<OUT_VECTOR>(y + at, finished);
+  }
+}
+
+__device__ inline void consume(const Params& params, const Scalar* bias, const Scalar* residual,
+                               Out* y) {
+  const int group = threadIdx.x / GROUP;
+  const int warp = threadIdx.x % GROUP / 32;
+  const int lane = threadIdx.x % 32;
+  const unsigned shared = shared_address(shared_memory());
+  unsigned char* stored = shared_memory() + STORED_AT + group * STORED_BYTES;
+  int* y_of_pixel = reinterpret_cast<int*>(shared_memory() + PLACES_AT) + group * 64 * ROWS;
+  Slot slot;
+  for (int tile = blockIdx.x; tile < params.tiles; tile += gridDim.x) {
+    const Work work = work_of(params, tile);
+    for (int i = threadIdx.x % GROUP; i < 64 * ROWS; i += GROUP) {
+      const int p = work.p_tile * TILE_P + group * 64 * ROWS + i;
+      const int q = p % params.q_hw;
+      y_of_pixel[i] = p < params.pixels
+                          ? params.y_base + work.group * params.y_g + p / params.q_hw * params.y_n +
+                                q / params.q_w * params.y_h + q % params.q_w * params.y_w
+                          : -1;
+    }
+
+    Operands own;
+#pragma unroll
+    for (int i = 0; i < ROWS * (TILE_M / 8) * 4; i++) {
+      own.acc[i / (TILE_M / 2)][i / 4 % (TILE_M / 8)][i % 4] = 0.0f;
+    }
+    int previous = -1;  // the slot whose products may still run
+    for (int step = work.first_step; step < work.end_step; step++) {
+      wait_barrier(full_barrier(shared, slot.at), slot.parity);
+      const unsigned at = shared + slot.at * STAGE_BYTES;
+      multiply(own, at, at + group * ROWS * 64 * ROW_BYTES, [&] {
+        if (previous >= 0 && lane == 0) {
+          arrive(empty_barrier(shared, previous));
+        }
+      });
+      previous = slot.at;
+      slot.advance();
+    }
+    wait_products<0>();
+    if (previous >= 0 && lane == 0) {
+      arrive(empty_barrier(shared, previous));
+    }
+
+    const Target<Scalar> all{y_of_pixel, bias + work.group * params.m, work.m_tile * TILE_M,
+                             params.m,   params.y_m,                   params.act_a,
+                             params.act_b, RESIDUAL ? residual : nullptr};
+    if constexpr (SPLIT) {
+      Warpgroup::sync();  // the places of the pixels are there
+      store_partial<64, CHANNELS_LAST && OUT_VECTOR % 2 == 0>(
+          own.acc, warp * 16, 0, lane, all,
+          reinterpret_cast<float*>(y) + static_cast<long long>(work.split) * params.y_elements);
+      Warpgroup::sync();  // all have read them
+    } else if constexpr (CLUSTER > 1) {
+      sync_some<CONSUMERS * GROUP>(CONSUMER_BARRIER);  // no products read the slots any more
+      leave_sums(own, group * 64 * ROWS + warp * 16, lane);
+      sync_cluster();
+      Target<Scalar> target = all;
+      target.y_of_pixel -= group * 64 * ROWS;
+      store_share(target, work.split, reinterpret_cast<Scalar*>(y));
+      leave_cluster();
+    } else {
+#pragma unroll
+      for (int i = 0; i < ROWS; i++) {
+        Target<Scalar> target = all;
+        target.y_of_pixel += 64 * i;
+        store<Warpgroup, 64, STORED_M, CHANNELS_LAST, OUT_VECTOR, ACTIVATION, 64>(
+            reinterpret_cast<const float(&)[1][TILE_M / 8][4]>(own.acc[i]), warp * 16, 0, lane,
+            target, stored, reinterpret_cast<Scalar*>(y));
+        Warpgroup::sync();  // all have read what was staged
+      }
+    }
+  }
+}
+
+extern "C" __global__ void CLUSTER_OF(CLUSTER) __launch_bounds__(THREADS, BLOCKS)
+    implicit_gemm_wgmma(Params params, const Scalar* __restrict__ x,
+                        const Scalar* __restrict__ packed, const int2* __restrict__ taps,
+                        const Scalar* __restrict__ bias, const Scalar* __restrict__ residual,
+                        Out* __restrict__ y) {
+  const unsigned shared = shared_address(shared_memory());
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < STAGES; i++) {
+      set_up_barrier(full_barrier(shared, i), GROUP + 1);  // copies of A by all threads, B by one
+      set_up_barrier(empty_barrier(shared, i), CONSUMERS * GROUP / 32);
+    }
+    publish_barriers();
+  }
+  __syncthreads();
+  if (threadIdx.x / GROUP == CONSUMERS) {
+    give_registers<PRODUCER_REGISTERS>();
+    produce(params, x, packed, taps);
+  } else {
+    take_registers<CONSUMER_REGISTERS>();
+    consume(params, bias, residual, y);
+  }
+}
