@@ -92,6 +92,7 @@ class Staging(NamedTuple):
 class HaloWgmma(CudaAlgorithm):
     name = "halo_wgmma"
     summary = "Hopper's warpgroup products from an input tile staged for all taps; f16, bf16, TF32"
+    tf32 = True
     ops = ("conv2d", "conv_transpose2d")
     shaders = ("halo_wgmma", "pack_filters", "to_channels_last")
 

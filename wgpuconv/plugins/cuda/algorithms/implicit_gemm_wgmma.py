@@ -71,6 +71,7 @@ MOST_WASTE = 2.0
 class ImplicitGemmWgmma(CudaAlgorithm):
     name = "implicit_gemm_wgmma"
     summary = "Hopper's warpgroup products, fed by warps that gather columns; f16, bf16, TF32"
+    tf32 = True
     ops = ("conv2d", "conv_transpose2d")
     shaders = ("implicit_gemm_wgmma", "pack_filters", "to_channels_last", "reduce_splits")
 
