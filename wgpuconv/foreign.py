@@ -116,7 +116,10 @@ def convolve(
             wanted, found = numpy_dtype(first.dtype), numpy_dtype(guest.dtype)
             raise DtypeError(f"{role} must have the input's dtype {wanted}, got {found}")
     # In the caller's order, which errors speak of.
-    shapes = {role: _logical(guest.shape, guest.channels_last) for role, guest in lent.items()}
+    shapes = {
+        role: _logical(guest.shape) if guest.channels_last else guest.shape
+        for role, guest in lent.items()
+    }
     compiled, prepared = plan(shapes, first.dtype, last)
     problem = compiled.plan.problem
     shape = problem.out_shape if len(first.shape) == 4 else problem.out_shape[1:]
@@ -156,7 +159,7 @@ def _result(
     """Where the result goes, and its memory: ``out`` itself where its memory lies as is wanted."""
     last = first.channels_last
     if out is not None:
-        logical = _logical(shape, last)
+        logical = _logical(shape) if last else shape
         target = _guest(on, "out", out, channels_last=channels_last)
         if tuple(out.shape) != logical or target.dtype != first.dtype:
             raise ProblemError(
@@ -172,10 +175,8 @@ def _result(
     return made, buffer
 
 
-def _logical(shape: tuple[int, ...], channels_last: bool) -> tuple[int, ...]:
-    """The shape of an array whose memory has this one."""
-    if not channels_last:
-        return shape
+def _logical(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """In NCHW what is in NHWC."""
     *images, h, w, c = shape
     return (*images, c, h, w)
 

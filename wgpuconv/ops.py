@@ -189,7 +189,8 @@ def _convolve(
         return foreign.convolve(host, given, parameters.layout, plan)
     dtype = common_dtype(input=x, weight=weight, bias=bias, residual=residual)
     on = common_device(on, input=x, weight=weight, bias=bias, residual=residual, out=out)
-    shapes = [None if each is None else each.shape for each in (x, weight, bias, residual)]
+    added = (getattr(bias, "shape", None), getattr(residual, "shape", None))
+    shapes = (x.shape, weight.shape, *added)
     compiled = _compiled(on, op, shapes, dtype_name(dtype), parameters, choice)
     return run(compiled, on, x, weight, bias, residual, out)
 

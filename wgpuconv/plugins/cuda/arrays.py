@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -27,7 +27,6 @@ _CUDA = (2, 13)
 """kDLCUDA and kDLCUDAManaged: the kinds of device of DLPack whose memory kernels can read."""
 _UNREADABLE = (AttributeError, BufferError, RuntimeError, TypeError, ValueError)
 """What libraries raise for an array without the memory that they were asked for."""
-_NOTHING = nullcontext()
 
 
 View = tuple[int, tuple[int, ...], tuple[int, ...], int, Any, int]
@@ -176,6 +175,9 @@ class CudaGuests:
         return array, buffer
 
     def run(self, compiled: Any, buffers: Buffers, arrays: Sequence[Any]) -> None:
+        if len(set(map(type, arrays))) == 1:  # a shortcut for what is most common
+            self._backend.run(compiled, buffers, stream=self._library(arrays[0]).stream())
+            return
         streams = self._streams(map(self._library, arrays))
         with self._joined(streams):
             self._backend.run(compiled, buffers, stream=streams[0])
@@ -204,13 +206,10 @@ class CudaGuests:
         """The current ones, each once."""
         return list(dict.fromkeys([each.stream() for each in dict.fromkeys(libraries)]))
 
-    def _joined(self, streams: list[int]) -> AbstractContextManager[None]:
+    @contextmanager
+    def _joined(self, streams: list[int]) -> Iterator[None]:
         """Work on the first of these streams comes after what the others were given so far, and
         before what they are given later: these may also hand its arrays' memory out again."""
-        return self._join(streams) if len(streams) > 1 else _NOTHING
-
-    @contextmanager
-    def _join(self, streams: list[int]) -> Iterator[None]:
         first, *others = streams
         with self._backend.guard:
             for other in others:
