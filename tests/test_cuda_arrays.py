@@ -468,6 +468,10 @@ def test_the_negative_bit_of_torch(card: Device) -> None:
     out = FakeTensor(aligned(np.zeros(PROBLEM.out_shape, np.float32)), negative=True)
     assert convolve(card, *(FakeTensor(a) for a in (X, W, B)), out=out) is out
     reference.check(PROBLEM, -out.array, X, W, B)
+    with pytest.raises(
+        DtypeError, match=r"out has the negative bit .*; pass its \.resolve_neg\(\)"
+    ):
+        convolve(card, *of(X, W, B), out=out)  # DLPack has no such bit
 
 
 @pytest.mark.parametrize("order", ["C", "channels last", "strided"])
@@ -708,6 +712,66 @@ def test_torch_on_a_gpu(cuda: Device) -> None:
             reference.check(PROBLEM, module(x).cpu().numpy(), X, W, B)
     with pytest.raises(MixedDevicesError, match=r"the weight \(torch.Tensor\) is not in the"):
         wgpuconv.conv2d(x, w.cpu(), device=cuda)
+
+
+@pytest.mark.gpu
+def test_streams_on_a_gpu(cuda: Device) -> None:
+    """Weights that torch's stream fills late, and a result that it reads, beside cupy's stream."""
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("this torch has no CUDA")
+    cupy = entry.cupy()
+    source = torch.tensor(W, device="cuda")
+    strided = torch.tensor(np.repeat(W, 2, axis=-1), device="cuda")[..., ::2]
+    x, b = wgpuconv.tensor(X, cuda), cupy.asarray(B)
+    cupy.cuda.runtime.deviceSynchronize()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        for late in (torch.zeros_like(source), torch.zeros_like(strided)):
+            torch.cuda._sleep(100_000_000)
+            late.copy_(source)
+            got = wgpuconv.conv2d(x, late, b, padding=1, device=cuda)
+            reference.check(PROBLEM, got.numpy(), X, W, B)
+        out = torch.zeros(PROBLEM.out_shape, device="cuda")
+        torch.cuda._sleep(100_000_000)
+        late.zero_()
+        late.copy_(source)
+        wgpuconv.conv2d(cupy.asarray(X), late, b, padding=1, device=cuda, out=out)
+        reference.check(PROBLEM, (out + 0).cpu().numpy(), X, W, B)
+        plain = wgpuconv.conv2d(torch.tensor(X, device="cuda"), late, b, padding=1, device=cuda)
+        reference.check(PROBLEM, plain.cpu().numpy(), X, W, B)
+
+
+@pytest.mark.gpu
+def test_a_negative_view_on_a_gpu(cuda: Device) -> None:
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("this torch has no CUDA")
+    x, w, b = (torch.tensor(a, device="cuda") for a in (X, W, B))
+    negative = torch.complex(x, -x).conj().imag
+    assert negative.is_neg()
+    got = wgpuconv.conv2d(negative, w, b, padding=1, device=cuda)
+    reference.check(PROBLEM, np.ascontiguousarray(got.cpu().numpy()), X, W, B)
+
+
+@pytest.mark.gpu
+def test_a_plan_on_a_stream_of_a_gpu(cuda: Device) -> None:
+    cupy = entry.cupy()
+    problem = PROBLEM.with_(bias=False)
+    plan = wgpuconv.plan_conv2d(X.shape, W.shape, padding=1, device=cuda)
+    given = {"input": wgpuconv.tensor(X, cuda), "weight": wgpuconv.tensor(W, cuda)}
+    out = wgpuconv.Tensor.empty(problem.out_shape, device=cuda)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    plan.encode(stream, **given, out=out)
+    stream.synchronize()
+    reference.check(problem, out.numpy(), X, W)
+    cuda.backend.write(out.buffer, np.zeros(problem.out_shape, np.float32))
+    with stream:
+        stream.begin_capture()
+        plan.encode(stream, **given, out=out)
+        graph = stream.end_capture()
+        graph.launch()
+    stream.synchronize()
+    reference.check(problem, out.numpy(), X, W)
 
 
 @pytest.mark.gpu

@@ -198,6 +198,11 @@ class CudaGuests:
             if library is source and library is not self._cupy:
                 library.assign(out, array)
                 return
+            if library.negated(out):
+                raise DtypeError(
+                    "out has the negative bit of PyTorch, which no other library knows; pass its "
+                    ".resolve_neg()"
+                )
             with self._joined(self._streams((self._cupy, library, source))):
                 self._cupy.assign(self._as_cupy(out), self._as_cupy(array))
 
