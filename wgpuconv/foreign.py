@@ -77,23 +77,8 @@ def _default(name: str, value: Any) -> Device:
         ) from error
 
 
-def settle(device: Device) -> None:
-    """Waits for the work on a device's tensors, where calls may use other streams later."""
-    guests: Guests | None = getattr(device.backend, "guests", None)
-    if guests is not None:
-        guests.settle()
-
-
-def convolve(
-    on: Device,
-    arrays: dict[str, Any],
-    layout: str,
-    plan: Planner,
-    *,
-    settled: tuple[str, ...] = (),
-) -> Any:
+def convolve(on: Device, arrays: dict[str, Any], layout: str, plan: Planner) -> Any:
     """The result on arrays (input, weight, bias, residual, out), some of which are ``host_of``'s.
-    No work on those that are ``settled`` is still running.
 
     An input in NCHW whose strides are those of NHWC is one of NHWC for the plan, and the residual
     and the result have such strides too. (Not where the residual is a tensor, which has none.)
@@ -129,8 +114,7 @@ def convolve(
         buffers["out"] = buffer
         if prepared is not None:
             buffers["prepared"] = prepared
-        used = [v for role, v in arrays.items() if v is not None and role not in settled]
-        guests.run(compiled, buffers, used)
+        guests.run(compiled, buffers, [v for v in arrays.values() if v is not None])
     if out is not None and result is not out:
         guests.assign(out, result)
         return out

@@ -45,7 +45,6 @@ class _Module:
         self.device = common_device(as_device(device), weight=weight, bias=bias)
         self.weight = weight if isinstance(weight, Tensor) else tensor(weight, self.device)
         self.bias = bias if bias is None or isinstance(bias, Tensor) else tensor(bias, self.device)
-        foreign.settle(self.device)
         self._parameters = parameters
         self._algorithm = algorithm
         self._limit = workspace_limit
@@ -87,7 +86,6 @@ class _Module:
                 theirs | {"weight": self.weight, "bias": self.bias},
                 self._parameters.layout,
                 lambda shapes, _, last: self._plan(shapes["input"], shapes.get("residual"), last),
-                settled=("weight", "bias"),
             )
         common_dtype(weight=self.weight, input=input, residual=residual)
         common_device(self.device, **theirs)

@@ -81,9 +81,6 @@ class Guests(Protocol):
         """As ``Backend.run``, after the work on these arrays and tensors, the input first, that
         their libraries have submitted, and before what those submit later."""
 
-    def settle(self) -> None:
-        """Waits for the work on tensors that was submitted on the current stream."""
-
     def assign(self, out: Any, array: Any) -> None:
         """Copies an array of ``make`` to one of the caller's, whatever its strides."""
 

@@ -2,7 +2,8 @@
 
 They are used where they lie. Work goes to the stream that is current in the input's own library,
 so that it neither waits for a host nor, among arrays of one library, needs an event; results and
-copies come from that library's own memory. Tensors are on cupy's stream.
+copies come from that library's own memory. Tensors are on cupy's stream. (While one stream is
+captured into a graph it can wait for no other: cupy's current one is to be the same then.)
 """
 
 from __future__ import annotations
@@ -181,10 +182,6 @@ class CudaGuests:
         streams = self._streams(map(self._library, arrays))
         with self._joined(streams):
             self._backend.run(compiled, buffers, stream=streams[0])
-
-    def settle(self) -> None:
-        with self._backend.guard:
-            self._api.cuda.runtime.streamSynchronize(self._cupy.stream())
 
     def give(self, array: Any, like: Any) -> Any:
         if self._library(like) is not self._cupy or isinstance(like, self._api.ndarray):
