@@ -126,6 +126,26 @@ def test_an_algorithm_far_behind_is_not_tuned_on_its_own(
     assert asked[-1] == "direct"  # who names it wants to know
 
 
+def test_an_algorithm_that_is_guessed_far_behind_is_not_tuned_either(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem, plain, asked = SMALL.problem, device.choose, []
+    candidates = device.survey(problem).candidates  # cheapest first
+    fast = plain(problem)
+    measured = replace(fast, timings=((fast.plan.label, 1e-3),))
+
+    def choose(problem: ConvProblem, *, algorithm: str = "auto") -> Any:
+        asked.append(algorithm)
+        return measured if algorithm == "auto" else plain(problem, algorithm=algorithm)
+
+    monkeypatch.setattr(device, "choose", choose)
+    OurDevice(device).offer(problem, lambda step: None)
+    cheapest = {c.algorithm: c.cost for c in reversed(candidates)}
+    likely = {name for name, cost in cheapest.items() if cost <= 2 * candidates[0].cost}
+    assert set(asked) == {"auto"} | likely - {fast.plan.algorithm}
+    assert len(likely) < len(cheapest)
+
+
 def test_algorithms_can_be_named(device: Device) -> None:
     (found,) = measure([SMALL], device, algorithms=("direct", "col2im"))
     assert [side.what for side in found.sides] == ["direct"]

@@ -27,6 +27,8 @@ from wgpuconv.suites import parse_entry, varied
 from wgpuconv.tuning import roofline
 from wgpuconv.tuning.verify import random_data
 
+pytestmark = pytest.mark.xdist_group("bench of two devices")
+
 LAYER = parse_entry("layer: conv2d f32 n1 c4 h9 w8 k6 r3 s3 pad1 bias")
 DTYPES = ("f32", "f16", "bf16", "tf32")
 

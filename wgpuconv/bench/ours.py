@@ -9,7 +9,7 @@ from ..algorithms import find
 from ..device import Device
 from ..errors import AlgorithmRefusedError, UnsupportedFeatureError
 from ..plan import Plan
-from ..planner import Survey, lower
+from ..planner import Candidate, Survey, lower
 from ..problem import ConvProblem
 from ..tuning import roofline
 from ..tuning.tuner import Choice
@@ -21,9 +21,9 @@ from .runner import Contender, Offer
 
 AUTO = "auto"
 """The name of the tuner's choice, beside those of algorithms."""
-FAR_BEHIND = 1.25
-"""Times the choice's time; see _far_behind. (A session of its own for each algorithm takes most of
-the time of a run on a cold store.)"""
+FAR_BEHIND, UNLIKELY = 1.25, 2.0
+"""Times the choice's time, and times the cheapest guess; see _far_behind. (A session of its own for
+each algorithm takes most of the time of a run on a cold store.)"""
 
 
 class OurDevice:
@@ -100,11 +100,10 @@ class OurDevice:
     def _best(self, problem: ConvProblem, name: str, choice: Choice, found: Survey) -> Plan:
         """An algorithm's plan with the best configuration known."""
         # One that was asked for by name is worth a session of its own.
-        behind = None if self.algorithms else _far_behind(choice, name)
-        candidate = next((c for c in found.candidates if c.label == behind), None)
-        if candidate is None:
+        behind = None if self.algorithms else _far_behind(choice, found, name)
+        if behind is None:
             return self.device.choose(problem, algorithm=name).plan
-        return lower(problem, candidate, self.device.facts, self.device.algorithms)
+        return lower(problem, behind, self.device.facts, self.device.algorithms)
 
     def bench(self, judge: Judge) -> Workbench:
         """The problem's data on the device, from the first who needs it to ``leave``."""
@@ -127,12 +126,18 @@ class OurDevice:
             self._bench = None
 
 
-def _far_behind(choice: Choice, algorithm: str) -> str | None:
-    """The label of an algorithm's best configuration when all were measured, where that was so
-    much slower than the choice that tuning it on its own would change nothing."""
+def _far_behind(choice: Choice, found: Survey, algorithm: str) -> Candidate | None:
+    """An algorithm's best configuration known, where tuning it on its own would change nothing:
+    it was measured and took so much longer than the choice, or it was not worth measuring and is
+    guessed to take so much longer than the cheapest."""
+    own = [c for c in found.candidates if c.algorithm == algorithm]  # cheapest first
     for label, seconds in choice.timings:  # fastest first
         if label.partition("(")[0] == algorithm:
-            return label if seconds > FAR_BEHIND * choice.timings[0][1] else None
+            if seconds <= FAR_BEHIND * choice.timings[0][1]:
+                return None
+            return next((c for c in own if c.label == label), None)
+    if choice.timings and own and own[0].cost > UNLIKELY * found.candidates[0].cost:
+        return own[0]
     return None
 
 
