@@ -276,7 +276,8 @@ class HaloMma(CudaAlgorithm):
         )
         x = source(p, facts.limits, vector=VECTOR)
         partial = 2 * splits * 4 * p.out_bytes // p.itemsize if splits > 1 else 0
-        traffic = p.input_bytes + p.out_bytes + 3 * p.weight_bytes + 2 * x.nbytes + partial
+        traffic = p.input_bytes + p.residual_bytes + p.out_bytes
+        traffic += 3 * p.weight_bytes + 2 * x.nbytes + partial
         launches = len(phases(p)) * 2 + len(x.passes) + (splits > 1)
         return max(seconds, traffic / facts.bandwidth) + launches * facts.launch
 

@@ -286,7 +286,8 @@ class HaloWgmma(CudaAlgorithm):
             longest = (max(compute, loads) + stored) * (1.0 if tile.teams == 1 else 0.9)
             seconds += each * longest + 6 * facts.latency
         copied = 0 if _gathered(p) else source(p, facts.limits, vector=_vector(p)).nbytes
-        traffic = p.input_bytes + p.out_bytes + 3 * p.weight_bytes + 2 * copied
+        traffic = p.input_bytes + p.residual_bytes + p.out_bytes
+        traffic += 3 * p.weight_bytes + 2 * copied
         launches = len(phases(p)) * 2 + bool(copied)
         memory = traffic / facts.bandwidth
         # Neither hides the other one quite.

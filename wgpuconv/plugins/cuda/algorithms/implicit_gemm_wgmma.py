@@ -252,7 +252,8 @@ class ImplicitGemmWgmma(CudaAlgorithm):
         if cluster > 1:  # each waits for the others, and reads their sums
             seconds += 2 * facts.latency + 4 * tile.p * tile.m / 40e9
         partial = 2 * slices * 4 * p.out_bytes // p.itemsize if slices > 1 else 0
-        traffic = p.input_bytes + p.out_bytes + 3 * p.weight_bytes + 2 * x.nbytes + partial
+        traffic = p.input_bytes + p.residual_bytes + p.out_bytes
+        traffic += 3 * p.weight_bytes + 2 * x.nbytes + partial
         launches = len(phases(p)) * 2 + len(x.passes) + (slices > 1)
         memory = traffic / facts.bandwidth
         # Neither hides the other one quite.

@@ -1,5 +1,5 @@
-// Convolution on tensor cores with the input's tile staged once for all taps: halves in, sums in
-// float.
+// Convolution on tensor cores with the input's tile staged once for all taps: halves or
+// bfloats in, sums in float.
 //
 // A block computes TILE_P output pixels by TILE_M filters. For each TILE_K channels it copies the
 // input pixels that any tap of any of its pixels needs (the halo, border zeros included) to

@@ -1,4 +1,5 @@
-// Implicit GEMM on tensor cores: halves in, or floats, which are multiplied as TF32; sums in float.
+// Implicit GEMM on tensor cores: halves or bfloats in, or floats, which are multiplied as TF32;
+// sums in float.
 //
 //   y[p, m] = sum over k of A[p, k] * B[k, m]
 //

@@ -1,8 +1,8 @@
 // What the tensor-core kernels share: the order of tiles in shared memory, the product of two
 // staged tiles, and the way of the sums to the output.
 //
-// A tile is staged as rows of TILE_K elements, halves, bfloats or floats (which are multiplied as TF32): a
-// row is a pixel (matrix A) or a filter (matrix B).
+// A tile is staged as rows of TILE_K elements, halves, bfloats or floats (which are multiplied as
+// TF32): a row is a pixel (matrix A) or a filter (matrix B).
 // ldmatrix reads the same 16 bytes of eight rows at once. So that these fall on different banks,
 // the 16-byte chunks of a row are permuted by the row's number.
 #pragma once
