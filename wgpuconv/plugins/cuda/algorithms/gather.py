@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from ....algorithms.base import strides
 from ....algorithms.phases import (
     MOST_COLUMNS,
@@ -11,17 +13,40 @@ from ....algorithms.phases import (
     count_phases,
     phases,
 )
+from ....plan import ceil_div
 from ....problem import ConvProblem
+from .lowering import Source
+
+LEAST_STEPS = 4
+"""Steps over k below which another split does not pay."""
+MOST_SPLITS = 32
+
+
+class OutTile(Protocol):
+    """What a block computes: p pixels by m filters."""
+
+    @property
+    def p(self) -> int: ...
+    @property
+    def m(self) -> int: ...
+
+
+def refuse_phases(problem: ConvProblem) -> str | None:
+    """Why a launch for each phase of the stride would be too many; None where it is not."""
+    count = count_phases(problem)
+    if count <= MOST_PHASES:
+        return None
+    return (
+        f"needs at most {MOST_PHASES} phases of the stride, each of which is a launch, "
+        f"got {count} (stride {problem.stride[0]},{problem.stride[1]})"
+    )
 
 
 def refuse_gather(problem: ConvProblem) -> str | None:
     """Why the pixels cannot be gathered by masks of taps; None where they can."""
-    count = count_phases(problem)
-    if count > MOST_PHASES:
-        return (
-            f"needs at most {MOST_PHASES} phases of the stride, each of which is a launch, "
-            f"got {count} (stride {problem.stride[0]},{problem.stride[1]})"
-        )
+    too_many = refuse_phases(problem)
+    if too_many is not None:
+        return too_many
     rows = max(len(phase.h.taps) for phase in phases(problem))
     columns = max(len(phase.w.taps) for phase in phases(problem))
     if rows > MOST_ROWS or columns > MOST_COLUMNS:
@@ -32,7 +57,19 @@ def refuse_gather(problem: ConvProblem) -> str | None:
     return None
 
 
-def gather_params(problem: ConvProblem, phase: Phase) -> dict[str, int]:
+def count_tiles(problem: ConvProblem, tile: OutTile) -> int:
+    """Tiles of the output, of all phases and groups."""
+    p = problem
+    per_phase = sum(ceil_div(p.n * phase.pixels, tile.p) for phase in phases(p))
+    return per_phase * ceil_div(p.k_group, tile.m) * p.groups
+
+
+def most_splits(steps: int) -> int:
+    """Into how many parts a sum of so many steps over k may be split."""
+    return min(steps // LEAST_STEPS, MOST_SPLITS)
+
+
+def gather_params(problem: ConvProblem, phase: Phase, x: Source) -> dict[str, int]:
     """A phase's output pixels, and where its taps lie in the input."""
     return {
         "pixels": problem.n * phase.pixels,
@@ -48,6 +85,10 @@ def gather_params(problem: ConvProblem, phase: Phase) -> dict[str, int]:
         "tap_w": phase.w.first_offset,
         "tap_step_h": phase.h.offset_step,
         "tap_step_w": phase.w.offset_step,
+        "x_g": x.x_g,
+        "x_n": x.strides.x_n,
+        "x_h": x.strides.x_h,
+        "x_w": x.strides.x_w,
     }
 
 

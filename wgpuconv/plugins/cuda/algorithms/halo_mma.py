@@ -10,22 +10,20 @@ from functools import lru_cache
 
 import numpy as np
 
-from ....algorithms.base import activation_params, bias_region, params
-from ....algorithms.phases import MOST_PHASES, Axis, Phase, count_phases, phases
-from ....errors import AlgorithmRefusedError
+from ....algorithms.base import activation_params, params
+from ....algorithms.phases import Axis, Phase, phases
 from ....facts import Facts
-from ....plan import Config, Pass, Plan, Region, Shader, Tables, align, ceil_div, grid_1d
+from ....plan import Config, Pass, Plan, Region, Shader, align, ceil_div, grid_1d
 from ....problem import ConvProblem
 from .base import CudaAlgorithm, output_bindings
-from .gather import output_params
+from .gather import output_params, refuse_phases
+from .lowering import Lowering, split_counts
 from .mma import (
-    Source,
     Tile,
     mma_seconds,
     out_vector,
-    pack_pass,
-    packed_bytes,
-    reduce_pass,
+    overheads,
+    pack,
     refuse_turing,
     source,
     tile_config,
@@ -79,17 +77,9 @@ class HaloMma(CudaAlgorithm):
         p = problem
         if p.itemsize != 2:
             return f"multiplies f16 and bf16 on tensor cores, got {p.dtype}"
-        turing = refuse_turing(p, facts)
-        if turing is not None:
-            return turing
-        if p.r * p.s == 1:
-            return "shares input elements between taps, got a kernel of one tap (1 x 1)"
-        count = count_phases(p)
-        if count > MOST_PHASES:
-            return (
-                f"needs at most {MOST_PHASES} phases of the stride, each of which is a launch, "
-                f"got {count} (stride {p.stride[0]},{p.stride[1]})"
-            )
+        reason = refuse_turing(p, facts) or refuse_one_tap(p) or refuse_phases(p)
+        if reason is not None:
+            return reason
         if not self.configs(p, facts):
             least = min(_shared_bytes(t, p, w) for t in TILES for w in WIDTHS)
             return (
@@ -120,10 +110,10 @@ class HaloMma(CudaAlgorithm):
                 continue
             blocks = self._blocks(p, tile, width)
             most = min(ceil_div(channels, tile.k), 16)
-            wanted = {min(round(fill * facts.cores / blocks), most) for fill in FILLS}
+            wanted = (round(fill * facts.cores / blocks) for fill in FILLS)
             configs += [
                 tile_config(tile) | {"tile_w": width, "splits": splits}
-                for splits in sorted({splits for splits in wanted if splits > 1} | {1})
+                for splits in split_counts(wanted, most)
             ]
         return configs
 
@@ -135,70 +125,24 @@ class HaloMma(CudaAlgorithm):
     def lower(
         self, problem: ConvProblem, config: Config, facts: Facts, workspace_limit: int
     ) -> Plan:
-        p = problem
-        limits, tile = facts.limits, tile_of(config)
-        width, splits = int(config["tile_w"]), int(config["splits"])
-        tables = Tables(limits)
-        bias = bias_region(p, tables)
-        x = source(p, limits, vector=VECTOR)
-        elements = p.out_bytes // p.itemsize
-        partial = align(x.nbytes, limits.storage_alignment)
-        workspace = partial + 4 * elements * splits if splits > 1 else x.nbytes
-        if workspace > workspace_limit:
-            raise AlgorithmRefusedError(
-                f"needs {workspace} bytes for the input with its channels last and the partial "
-                f"sums of {splits} split(s), may have {workspace_limit}"
-            )
-        target = (
-            Region("workspace", partial, 4 * elements * splits) if splits > 1 else Region("out")
-        )
+        p, tile, width = problem, tile_of(config), int(config["tile_w"])
+        x = source(p, facts.limits, vector=VECTOR)
+        lowering = Lowering(p, facts, workspace_limit, x, slices=int(config["splits"]))
         chunks = ceil_div(x.channels, tile.k)
-        prepare: list[Pass] = []
-        passes = list(x.passes)
-        prepared = 0
         for phase in phases(p):
-            steps = phase.taps * chunks
-            size = packed_bytes(p, tile, steps)
-            packed = Region("prepared", prepared, size)
-            prepared = align(prepared + size, limits.storage_alignment)
-            if steps:
-                offsets = weight_offsets(p, phase, chunks * tile.k)
-                # In the kernel's order: channels of a chunk innermost, chunks outermost.
-                ordered = offsets.reshape(phase.taps, chunks, tile.k).transpose(1, 0, 2)
-                region = tables.add(ordered.astype("<i4").tobytes())
-                prepare.append(pack_pass(p, tile, steps, region, packed, limits))
-            shifts = tables.add(_shifts(phase, _halo_columns(phase, width)))
-            passes.append(
-                self._pass(p, tile, width, splits, phase, x, packed, shifts, bias, target, facts)
-            )
-        if splits > 1:
-            passes.append(reduce_pass(p, splits, target, bias, limits))
-        return Plan(
-            p,
-            self.name,
-            config,
-            tuple(passes),
-            prepare=tuple(prepare),
-            workspace=workspace,
-            prepared=prepared,
-            tables=tables.blob(),
-        )
+            offsets = weight_offsets(p, phase, chunks * tile.k)
+            # In the kernel's order: channels of a chunk innermost, chunks outermost.
+            ordered = offsets.reshape(phase.taps, chunks, tile.k).transpose(1, 0, 2)
+            packed = pack(lowering, tile, phase.taps * chunks, ordered)
+            shifts = lowering.tables.add(_shifts(phase, _halo_columns(phase, width)))
+            lowering.passes.append(self._pass(lowering, tile, width, phase, packed, shifts))
+        return lowering.plan(self.name, config)
 
+    @staticmethod
     def _pass(
-        self,
-        p: ConvProblem,
-        tile: Tile,
-        width: int,
-        splits: int,
-        phase: Phase,
-        x: Source,
-        packed: Region,
-        shifts: Region,
-        bias: Region,
-        target: Region,
-        facts: Facts,
+        lowering: Lowering, tile: Tile, width: int, phase: Phase, packed: Region, shifts: Region
     ) -> Pass:
-        s = x.strides
+        p, x, splits = lowering.problem, lowering.source, lowering.slices
         m_tiles = ceil_div(p.k_group, tile.m)
         p_tiles, tiles_h, tiles_w = _p_tiles(p, phase, tile, width)
         buffers = 2 if x.channels > tile.k else 1
@@ -212,12 +156,12 @@ class HaloMma(CudaAlgorithm):
             HALO_BUFFERS=buffers,
             CHANNELS_LAST=p.layout == "NHWC",
             OUT_VECTOR=out_vector(p, rectangles=width > 0),
-            SPLIT=splits > 1,
+            SPLIT=lowering.split,
             SHARED_BYTES=_shared_bytes(tile, p, width),
-            Out="f32" if splits > 1 else p.dtype,
+            Out="f32" if lowering.split else p.dtype,
         )
         return Pass(
-            shader if splits > 1 else shader.ending_as(p),
+            lowering.ending(shader),
             params(
                 images=p.n,
                 q_h=phase.h.count,
@@ -235,9 +179,9 @@ class HaloMma(CudaAlgorithm):
                 image_rows=_image_rows(phase),
                 halo_w=_halo_columns(phase, width),
                 x_g=x.x_g,
-                x_n=s.x_n,
-                x_h=s.x_h,
-                x_w=s.x_w,
+                x_n=x.strides.x_n,
+                x_h=x.strides.x_h,
+                x_w=x.strides.x_w,
                 channels=x.channels,
                 **output_params(p, phase),
                 m_tiles=m_tiles,
@@ -245,16 +189,16 @@ class HaloMma(CudaAlgorithm):
                 chunks=ceil_div(x.channels, tile.k),
                 groups=p.groups,
                 splits=splits,
-                y_elements=p.out_bytes // p.itemsize,
+                y_elements=lowering.elements,
                 **activation_params(p),
             ),
             (
                 ("x", x.region),
                 ("packed", packed),
                 ("shifts", shifts),
-                *output_bindings(p, bias, target),
+                *output_bindings(p, lowering.bias, lowering.target),
             ),
-            grid_1d(m_tiles * p_tiles * p.groups * splits, facts.limits),
+            grid_1d(m_tiles * p_tiles * p.groups * splits, lowering.limits),
         )
 
     def cost(self, problem: ConvProblem, config: Config, facts: Facts) -> float:
@@ -275,14 +219,18 @@ class HaloMma(CudaAlgorithm):
             steps=steps,
         )
         x = source(p, facts.limits, vector=VECTOR)
-        partial = 2 * splits * 4 * p.out_bytes // p.itemsize if splits > 1 else 0
-        traffic = p.input_bytes + p.residual_bytes + p.out_bytes
-        traffic += 3 * p.weight_bytes + 2 * x.nbytes + partial
-        launches = len(phases(p)) * 2 + len(x.passes) + (splits > 1)
-        return max(seconds, traffic / facts.bandwidth) + launches * facts.launch
+        memory, launches = overheads(p, facts, x, slices=splits)
+        return max(seconds, memory) + launches
 
 
 # ---- the geometry of halos ----
+
+
+def refuse_one_tap(problem: ConvProblem) -> str | None:
+    """Why a halo would gain nothing; None where it does."""
+    if problem.r * problem.s > 1:
+        return None
+    return "shares input elements between taps, got a kernel of one tap (1 x 1)"
 
 
 def first_offset(axis: Axis) -> int:

@@ -10,17 +10,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ....algorithms.base import activation_params, bias_region, params, strides
-from ....algorithms.phases import MOST_PHASES, Phase, count_phases, phases
+from ....algorithms.base import activation_params, params
+from ....algorithms.phases import Phase, phases
 from ....errors import AlgorithmRefusedError
 from ....facts import Facts
-from ....plan import Config, Pass, Plan, Region, Shader, Tables, align, ceil_div, grid_1d
+from ....plan import Config, Pass, Plan, Region, Shader, ceil_div, grid_1d
 from ....problem import ConvProblem
-from ..facts import HOPPER, cuda_facts
+from ..facts import cuda_facts
 from .base import CudaAlgorithm, output_bindings
-from .gather import output_params
-from .halo_mma import first_offset, span
-from .mma import out_vector, pack_pass, packed_bytes, source, weight_offsets
+from .gather import output_params, refuse_phases
+from .halo_mma import first_offset, refuse_one_tap, span
+from .lowering import Lowering, Source, caller_input
+from .mma import Step, out_vector, overheads, pack, refuse_wgmma, source, weight_offsets
 
 HEIGHTS = (8, 12, 16, 20, 24, 28, 32)
 """Rows of eight pixels that one product of a warpgroup takes."""
@@ -59,13 +60,6 @@ class Tile(NamedTuple):
         return self.warpgroups * 128 + COPIERS
 
 
-class Step(NamedTuple):
-    """What is packed together: m filters of k products."""
-
-    m: int
-    k: int
-
-
 class Staging(NamedTuple):
     """What a block holds in shared memory, and how it goes through it."""
 
@@ -97,25 +91,10 @@ class HaloWgmma(CudaAlgorithm):
     shaders = ("halo_wgmma", "pack_filters", "to_channels_last")
 
     def refuse(self, problem: ConvProblem, facts: Facts) -> str | None:
-        p, capability = problem, cuda_facts(facts).capability
-        if capability != HOPPER:
-            return (
-                "needs the instruction wgmma of compute capability 9.0, got "
-                f"{capability[0]}.{capability[1]}"
-            )
-        if p.arithmetic == "f32":
-            return (
-                "multiplies f16 and bf16 on tensor cores, and f32 where the precision 'tf32' is "
-                "allowed, got f32"
-            )
-        if p.r * p.s == 1:
-            return "shares input elements between taps, got a kernel of one tap (1 x 1)"
-        count = count_phases(p)
-        if count > MOST_PHASES:
-            return (
-                f"needs at most {MOST_PHASES} phases of the stride, each of which is a launch, "
-                f"got {count} (stride {p.stride[0]},{p.stride[1]})"
-            )
+        p = problem
+        reason = refuse_wgmma(p, facts) or refuse_one_tap(p) or refuse_phases(p)
+        if reason is not None:
+            return reason
         if not self.configs(p, facts):
             return (
                 "needs more shared memory for the input of one tile (kernel "
@@ -146,118 +125,95 @@ class HaloWgmma(CudaAlgorithm):
     def lower(
         self, problem: ConvProblem, config: Config, facts: Facts, workspace_limit: int
     ) -> Plan:
-        p = problem
-        limits, tile = facts.limits, _tile_of(config)
-        tables = Tables(limits)
-        bias = bias_region(p, tables)
-        vector = VECTOR_BYTES // p.itemsize
-        if _gathered(p):
-            x = None
-            region, moved, workspace = Region("input"), [], 0
-            own, group, channels = strides(p), p.c_group * strides(p).x_c, p.c_group
-        else:
-            x = source(p, limits, vector=vector)
-            region, moved, workspace = x.region, list(x.passes), x.nbytes
-            own, group, channels = x.strides, x.x_g, x.channels
-        if workspace > workspace_limit:
-            raise AlgorithmRefusedError(
-                f"needs {workspace} bytes for the input with its channels last, may have "
-                f"{workspace_limit}"
-            )
-        prepare: list[Pass] = []
-        passes = list(moved)
-        prepared = 0
+        p, tile = problem, _tile_of(config)
+        lowering = Lowering(p, facts, workspace_limit, _source(p, facts))
         for phase in phases(p):
             staging = _staging(p, phase, tile, facts)
             if staging is None:
                 raise AlgorithmRefusedError(
                     f"a tile of {tile.h} x {tile.w} pixels does not fit into the "
-                    f"{limits.max_workgroup_storage} bytes of shared memory that a block may have"
+                    f"{facts.limits.max_workgroup_storage} bytes of shared memory that a block "
+                    "may have"
                 )
             step = Step(tile.m, staging.products * 32 // p.itemsize)
-            steps = staging.chunks * staging.steps
-            size = packed_bytes(p, step, steps)
-            packed = Region("prepared", prepared, size)
-            prepared = align(prepared + size, limits.storage_alignment)
             order, words = _words(p, phase, tile, staging)
-            if steps:
-                offsets = _offsets(p, phase, tile, staging, order)
-                offsets_at = tables.add(offsets.astype("<i4").tobytes())
-                prepare.append(pack_pass(p, step, steps, offsets_at, packed, limits, cores=True))
-            m_tiles = ceil_div(p.k_group, tile.m)
-            tiles = _tiles_of_phase(p, phase, tile)
-            blocks = _blocks(p, tile, staging, tiles, facts)
-            halo_h, halo_w, sorted_w = staging.halo
-            shader = Shader.of(
-                "halo_wgmma",
-                p.dtype,
-                TILE_H=tile.h,
-                TILE_W=tile.w,
-                TILE_M=tile.m,
-                TILE_K=tile.k,
-                TEAMS=tile.teams,
-                HALO_BUFFERS=staging.halo_buffers,
-                STAGES=staging.stages,
-                RESIDENT=staging.resident,
-                STEPS=staging.steps,
-                STEP_PRODUCTS=staging.products,
-                PLANE_PIXELS=staging.plane_pixels,
-                GATHERED=p.c_group if x is None else 0,
-                CHANNELS_LAST=p.layout == "NHWC",
-                OUT_VECTOR=out_vector(p, rectangles=True),
-                THREADS=tile.threads,
-                SHARED_BYTES=staging.nbytes,
-            ).ending_as(p)
-            passes.append(
-                Pass(
-                    shader,
-                    params(
-                        tiles=tiles,
-                        blocks=blocks,
-                        images=p.n,
-                        q_h=phase.h.count,
-                        q_w=phase.w.count,
-                        tiles_h=ceil_div(phase.h.count, tile.h),
-                        tiles_w=ceil_div(phase.w.count, tile.w),
-                        in_h=p.h,
-                        in_w=p.w,
-                        in_stride_h=phase.h.in_stride,
-                        in_stride_w=phase.w.in_stride,
-                        first_h=first_offset(phase.h),
-                        first_w=first_offset(phase.w),
-                        halo_h=halo_h,
-                        halo_w=halo_w,
-                        sorted_w=sorted_w,
-                        x_g=group,
-                        x_n=own.x_n,
-                        x_c=own.x_c,
-                        x_h=own.x_h,
-                        x_w=own.x_w,
-                        channels=channels,
-                        **output_params(p, phase),
-                        m_tiles=m_tiles,
-                        chunks=staging.chunks,
-                        groups=p.groups,
-                        **activation_params(p),
-                    ),
-                    (
-                        ("x", region),
-                        ("packed", packed),
-                        ("words", tables.add(words.astype("<u4").tobytes())),
-                        *output_bindings(p, bias, Region("out")),
-                    ),
-                    grid_1d(blocks, limits),
-                )
-            )
-        return Plan(
-            p,
-            self.name,
-            config,
-            tuple(passes),
-            prepare=tuple(prepare),
-            workspace=workspace,
-            prepared=prepared,
-            tables=tables.blob(),
+            offsets = _offsets(p, phase, tile, staging, order)
+            packed = pack(lowering, step, staging.chunks * staging.steps, offsets, cores=True)
+            words_at = lowering.tables.add(words.astype("<u4").tobytes())
+            lowering.passes.append(self._pass(lowering, tile, phase, staging, packed, words_at))
+        return lowering.plan(self.name, config)
+
+    @staticmethod
+    def _pass(
+        lowering: Lowering,
+        tile: Tile,
+        phase: Phase,
+        staging: Staging,
+        packed: Region,
+        words: Region,
+    ) -> Pass:
+        p, x = lowering.problem, lowering.source
+        tiles = _tiles_of_phase(p, phase, tile)
+        blocks = _blocks(p, tile, staging, tiles, lowering.facts)
+        halo_h, halo_w, sorted_w = staging.halo
+        shader = Shader.of(
+            "halo_wgmma",
+            p.dtype,
+            TILE_H=tile.h,
+            TILE_W=tile.w,
+            TILE_M=tile.m,
+            TILE_K=tile.k,
+            TEAMS=tile.teams,
+            HALO_BUFFERS=staging.halo_buffers,
+            STAGES=staging.stages,
+            RESIDENT=staging.resident,
+            STEPS=staging.steps,
+            STEP_PRODUCTS=staging.products,
+            PLANE_PIXELS=staging.plane_pixels,
+            GATHERED=p.c_group if _gathered(p) else 0,
+            CHANNELS_LAST=p.layout == "NHWC",
+            OUT_VECTOR=out_vector(p, rectangles=True),
+            THREADS=tile.threads,
+            SHARED_BYTES=staging.nbytes,
+        )
+        return Pass(
+            lowering.ending(shader),
+            params(
+                tiles=tiles,
+                blocks=blocks,
+                images=p.n,
+                q_h=phase.h.count,
+                q_w=phase.w.count,
+                tiles_h=ceil_div(phase.h.count, tile.h),
+                tiles_w=ceil_div(phase.w.count, tile.w),
+                in_h=p.h,
+                in_w=p.w,
+                in_stride_h=phase.h.in_stride,
+                in_stride_w=phase.w.in_stride,
+                first_h=first_offset(phase.h),
+                first_w=first_offset(phase.w),
+                halo_h=halo_h,
+                halo_w=halo_w,
+                sorted_w=sorted_w,
+                x_g=x.x_g,
+                x_n=x.strides.x_n,
+                x_c=x.strides.x_c,
+                x_h=x.strides.x_h,
+                x_w=x.strides.x_w,
+                channels=x.channels,
+                **output_params(p, phase),
+                m_tiles=ceil_div(p.k_group, tile.m),
+                chunks=staging.chunks,
+                groups=p.groups,
+                **activation_params(p),
+            ),
+            (
+                ("x", x.region),
+                ("packed", packed),
+                ("words", words),
+                *output_bindings(p, lowering.bias, lowering.target),
+            ),
+            grid_1d(blocks, lowering.limits),
         )
 
     def cost(self, problem: ConvProblem, config: Config, facts: Facts) -> float:
@@ -285,13 +241,9 @@ class HaloWgmma(CudaAlgorithm):
             # Two teams hide little of each other's stores.
             longest = (max(compute, loads) + stored) * (1.0 if tile.teams == 1 else 0.9)
             seconds += each * longest + 6 * facts.latency
-        copied = 0 if _gathered(p) else source(p, facts.limits, vector=_vector(p)).nbytes
-        traffic = p.input_bytes + p.residual_bytes + p.out_bytes
-        traffic += 3 * p.weight_bytes + 2 * copied
-        launches = len(phases(p)) * 2 + bool(copied)
-        memory = traffic / facts.bandwidth
+        memory, launches = overheads(p, facts, _source(p, facts))
         # Neither hides the other one quite.
-        return max(seconds, memory) + 0.2 * min(seconds, memory) + launches * facts.launch
+        return max(seconds, memory) + 0.2 * min(seconds, memory) + launches
 
 
 def _tile_config(tile: Tile) -> Config:
@@ -316,6 +268,10 @@ def _vector(p: ConvProblem) -> int:
 def _gathered(p: ConvProblem) -> bool:
     """Whether a group's channels are so few that one product takes those of two taps."""
     return p.c_group <= _vector(p)
+
+
+def _source(p: ConvProblem, facts: Facts) -> Source:
+    return caller_input(p) if _gathered(p) else source(p, facts.limits, vector=_vector(p))
 
 
 def _planes(p: ConvProblem, tile: Tile) -> int:
@@ -441,6 +397,6 @@ def _offsets(
     """Where the weights of a filter lie, in the kernel's order: by chunk, tap and channel."""
     offsets = weight_offsets(p, phase, staging.chunks * tile.k)
     by_tap = offsets.reshape(phase.taps, staging.chunks, tile.k)[order]
-    by_chunk = by_tap.transpose(1, 0, 2).reshape(staging.chunks, -1)
+    by_chunk = by_tap.transpose(1, 0, 2).reshape(staging.chunks, phase.taps * tile.k)
     length = staging.steps * staging.products * 32 // p.itemsize
     return np.pad(by_chunk, ((0, 0), (0, length - by_chunk.shape[1])), constant_values=-1)

@@ -6,22 +6,21 @@ gather with masks is cuDNN's idea (Chetlur et al. 2014, arXiv:1410.0759).
 
 from __future__ import annotations
 
-from ....algorithms.base import activation_params, bias_region, params
+from ....algorithms.base import activation_params, params
 from ....algorithms.phases import Phase, phases
-from ....errors import AlgorithmRefusedError
 from ....facts import Facts
-from ....plan import Config, Pass, Plan, Region, Shader, Tables, align, ceil_div, grid_1d
+from ....plan import Config, Pass, Plan, Region, Shader, align, ceil_div, grid_1d
 from ....problem import ConvProblem
 from .base import CudaAlgorithm, output_bindings
-from .gather import gather_params, output_params, refuse_gather
+from .gather import count_tiles, gather_params, most_splits, output_params, refuse_gather
+from .lowering import Lowering, split_counts
 from .mma import (
-    Source,
     Tile,
     mma_seconds,
     out_vector,
-    pack_pass,
-    packed_bytes,
-    reduce_pass,
+    overheads,
+    pack,
+    refuse_float32,
     refuse_turing,
     source,
     tap_copies,
@@ -52,8 +51,6 @@ TILES = (
 """Of halves; floats, which take twice the bytes, get half the ``k``."""
 FILLS = (1, 2, 3)
 """Blocks a multiprocessor that a split sum should make."""
-LEAST_STEPS = 4
-"""Steps over k below which another split does not pay."""
 
 
 class ImplicitGemmMma(CudaAlgorithm):
@@ -64,12 +61,7 @@ class ImplicitGemmMma(CudaAlgorithm):
     shaders = ("implicit_gemm_mma", "pack_filters", "to_channels_last", "reduce_splits")
 
     def refuse(self, problem: ConvProblem, facts: Facts) -> str | None:
-        if problem.arithmetic == "f32":
-            return (
-                "multiplies f16 and bf16 on tensor cores, and f32 where the precision 'tf32' is "
-                "allowed, got f32"
-            )
-        return refuse_turing(problem, facts) or refuse_gather(problem)
+        return refuse_float32(problem) or refuse_turing(problem, facts) or refuse_gather(problem)
 
     def configs(self, problem: ConvProblem, facts: Facts) -> list[Config]:
         p = problem
@@ -78,91 +70,33 @@ class ImplicitGemmMma(CudaAlgorithm):
         useful = [t for t in fitting if t.m < 2 * max(p.k_group, 16) and t.p < 2 * max(pixels, 64)]
         configs: list[Config] = []
         for tile in useful or fitting[-1:]:
-            steps = _most_steps(p, tile)
-            blocks = self._blocks(p, tile)
-            most = min(steps // LEAST_STEPS, 32)
-            wanted = {min(round(fill * facts.cores / blocks), most) for fill in FILLS}
+            blocks, most = count_tiles(p, tile), most_splits(_most_steps(p, tile))
+            wanted = (round(fill * facts.cores / blocks) for fill in FILLS)
             configs += [
-                tile_config(tile) | {"splits": splits}
-                for splits in sorted({splits for splits in wanted if splits > 1} | {1})
+                tile_config(tile) | {"splits": splits} for splits in split_counts(wanted, most)
             ]
         return configs
-
-    @staticmethod
-    def _blocks(p: ConvProblem, tile: Tile) -> int:
-        per_phase = sum(ceil_div(p.n * phase.pixels, tile.p) for phase in phases(p))
-        return per_phase * ceil_div(p.k_group, tile.m) * p.groups
 
     def lower(
         self, problem: ConvProblem, config: Config, facts: Facts, workspace_limit: int
     ) -> Plan:
-        p = problem
-        limits, tile, splits = facts.limits, tile_of(config), int(config["splits"])
-        tables = Tables(limits)
-        bias = bias_region(p, tables)
-        x = source(p, limits, vector=vector_of(p))
-        elements = p.out_bytes // p.itemsize
-        partial = align(x.nbytes, limits.storage_alignment)
-        workspace = partial + 4 * elements * splits if splits > 1 else x.nbytes
-        if workspace > workspace_limit:
-            raise AlgorithmRefusedError(
-                f"needs {workspace} bytes for the input with its channels last and the partial "
-                f"sums of {splits} split(s), may have {workspace_limit}"
-            )
-        target = (
-            Region("workspace", partial, 4 * elements * splits) if splits > 1 else Region("out")
-        )
-        prepare: list[Pass] = []
-        passes = list(x.passes)
-        prepared = 0
+        p, tile = problem, tile_of(config)
+        x = source(p, facts.limits, vector=vector_of(p))
+        lowering = Lowering(p, facts, workspace_limit, x, slices=int(config["splits"]))
         for phase in phases(p):
             steps = ceil_div(phase.taps * x.channels, tile.k)
-            offsets = weight_offsets(p, phase, x.channels).astype("<i4").ravel()
-            table = bytearray(b"\xff" * (4 * steps * tile.k))
-            table[: offsets.nbytes] = offsets.tobytes()
-            size = packed_bytes(p, tile, steps)
-            packed = Region("prepared", prepared, size)
-            prepared = align(prepared + size, limits.storage_alignment)
-            if steps:
-                region = tables.add(bytes(table))
-                prepare.append(pack_pass(p, tile, steps, region, packed, limits))
+            packed = pack(lowering, tile, steps, weight_offsets(p, phase, x.channels))
             # The kernel reads the taps of one step ahead, so one more step than there is.
             copies = (steps + 1) * tile.k // x.vector
-            taps = tables.add(tap_copies(phase, x.strides, x.channels, x.vector, copies))
-            passes.append(
-                self._pass(
-                    p, config, tile, phase, x, steps, elements, packed, taps, bias, target, facts
-                )
-            )
-        if splits > 1:
-            passes.append(reduce_pass(p, splits, target, bias, limits))
-        return Plan(
-            p,
-            self.name,
-            config,
-            tuple(passes),
-            prepare=tuple(prepare),
-            workspace=workspace,
-            prepared=prepared,
-            tables=tables.blob(),
-        )
+            taps = lowering.tables.add(tap_copies(phase, x, copies))
+            lowering.passes.append(self._pass(lowering, tile, phase, steps, packed, taps))
+        return lowering.plan(self.name, config)
 
+    @staticmethod
     def _pass(
-        self,
-        p: ConvProblem,
-        config: Config,
-        tile: Tile,
-        phase: Phase,
-        x: Source,
-        steps: int,
-        elements: int,
-        packed: Region,
-        taps: Region,
-        bias: Region,
-        target: Region,
-        facts: Facts,
+        lowering: Lowering, tile: Tile, phase: Phase, steps: int, packed: Region, taps: Region
     ) -> Pass:
-        splits, s = int(config["splits"]), x.strides
+        p, x, splits = lowering.problem, lowering.source, lowering.slices
         m_tiles = ceil_div(p.k_group, tile.m)
         p_tiles = ceil_div(p.n * phase.pixels, tile.p)
         shader = Shader.of(
@@ -172,34 +106,30 @@ class ImplicitGemmMma(CudaAlgorithm):
             VECTOR=x.vector,
             CHANNELS_LAST=p.layout == "NHWC",
             OUT_VECTOR=out_vector(p),
-            SPLIT=splits > 1,
+            SPLIT=lowering.split,
             SHARED_BYTES=_shared_bytes(tile, p),
-            Out="f32" if splits > 1 else p.dtype,
+            Out="f32" if lowering.split else p.dtype,
         )
         return Pass(
-            shader if splits > 1 else shader.ending_as(p),
+            lowering.ending(shader),
             params(
-                **gather_params(p, phase),
-                x_g=x.x_g,
-                x_n=s.x_n,
-                x_h=s.x_h,
-                x_w=s.x_w,
+                **gather_params(p, phase, x),
                 **output_params(p, phase),
                 m_tiles=m_tiles,
                 p_tiles=p_tiles,
                 groups=p.groups,
                 k_steps=steps,
                 splits=splits,
-                y_elements=elements,
+                y_elements=lowering.elements,
                 **activation_params(p),
             ),
             (
                 ("x", x.region),
                 ("packed", packed),
                 ("taps", taps),
-                *output_bindings(p, bias, target),
+                *output_bindings(p, lowering.bias, lowering.target),
             ),
-            grid_1d(m_tiles * p_tiles * p.groups * splits, facts.limits),
+            grid_1d(m_tiles * p_tiles * p.groups * splits, lowering.limits),
         )
 
     def cost(self, problem: ConvProblem, config: Config, facts: Facts) -> float:
@@ -210,16 +140,13 @@ class ImplicitGemmMma(CudaAlgorithm):
             tile,
             facts,
             products=tile.p * tile.m * tile.k * steps * p.itemsize // 2,  # TF32 at half the rate
-            blocks=self._blocks(p, tile) * splits,
+            blocks=count_tiles(p, tile) * splits,
             step_bytes=p.itemsize * (tile.p + tile.m) * tile.k,
             steps=steps,
         )
         x = source(p, facts.limits, vector=vector_of(p))
-        partial = 2 * splits * 4 * p.out_bytes // p.itemsize if splits > 1 else 0
-        traffic = p.input_bytes + p.residual_bytes + p.out_bytes
-        traffic += 3 * p.weight_bytes + 2 * x.nbytes + partial
-        launches = len(phases(p)) * 2 + len(x.passes) + (splits > 1)
-        return max(seconds, traffic / facts.bandwidth) + launches * facts.launch
+        memory, launches = overheads(p, facts, x, slices=splits)
+        return max(seconds, memory) + launches
 
 
 def tiles(p: ConvProblem) -> tuple[Tile, ...]:

@@ -9,21 +9,21 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ....algorithms.base import activation_params, bias_region, params
+from ....algorithms.base import activation_params, params
 from ....algorithms.phases import Phase, phases
-from ....errors import AlgorithmRefusedError
 from ....facts import Facts
-from ....plan import Config, Pass, Plan, Region, Shader, Tables, align, ceil_div, grid_1d
+from ....plan import Config, Pass, Plan, Region, Shader, align, ceil_div, grid_1d
 from ....problem import ConvProblem
-from ..facts import HOPPER, cuda_facts
+from ..facts import cuda_facts
 from .base import CudaAlgorithm, output_bindings
-from .gather import gather_params, output_params, refuse_gather
+from .gather import count_tiles, gather_params, most_splits, output_params, refuse_gather
+from .lowering import Lowering, split_counts
 from .mma import (
-    Source,
+    Step,
     out_vector,
-    pack_pass,
-    packed_bytes,
-    reduce_pass,
+    overheads,
+    pack,
+    refuse_wgmma,
     source,
     tap_copies,
     weight_offsets,
@@ -43,13 +43,6 @@ class Tile(NamedTuple):
     blocks: int
 
 
-class Products(NamedTuple):
-    """What the packed weight depends on of a tile."""
-
-    m: int
-    k: int
-
-
 TILES = (
     Tile(128, 128, 5, 1),
     Tile(128, 256, 4, 1),
@@ -60,8 +53,6 @@ TILES = (
 )
 FILLS = (1, 2)
 """Blocks a multiprocessor that a split sum should make."""
-LEAST_STEPS = 4
-"""Steps over k below which another split does not pay."""
 MOST_CLUSTER = 8
 """Blocks of a cluster, on every GPU that has them."""
 MOST_WASTE = 2.0
@@ -76,18 +67,7 @@ class ImplicitGemmWgmma(CudaAlgorithm):
     shaders = ("implicit_gemm_wgmma", "pack_filters", "to_channels_last", "reduce_splits")
 
     def refuse(self, problem: ConvProblem, facts: Facts) -> str | None:
-        capability = cuda_facts(facts).capability
-        if capability != HOPPER:
-            return (
-                "needs the instruction wgmma of compute capability 9.0, got "
-                f"{capability[0]}.{capability[1]}"
-            )
-        if problem.arithmetic == "f32":
-            return (
-                "multiplies f16 and bf16 on tensor cores, and f32 where the precision 'tf32' is "
-                "allowed, got f32"
-            )
-        return refuse_gather(problem)
+        return refuse_wgmma(problem, facts) or refuse_gather(problem)
 
     def configs(self, problem: ConvProblem, facts: Facts) -> list[Config]:
         p = problem
@@ -97,15 +77,14 @@ class ImplicitGemmWgmma(CudaAlgorithm):
             if t.m < 2 * max(p.k_group, 64)
             and _shared_bytes(t, p, split=False) <= facts.limits.max_workgroup_storage
         ]
-        computed = {t: self._tiles(p, t) * t.p * t.m for t in tiles}
+        computed = {t: count_tiles(p, t) * t.p * t.m for t in tiles}
         configs: list[Config] = []
         for tile in tiles:
             if computed[tile] > MOST_WASTE * min(computed.values()):
                 continue
-            most = min(_most_steps(p) // LEAST_STEPS, 32)
             cores = facts.cores * tile.blocks
-            wanted = {min(fill * cores // self._tiles(p, tile), most) for fill in FILLS}
-            several = sorted(splits for splits in wanted if splits > 1)
+            wanted = (fill * cores // count_tiles(p, tile) for fill in FILLS)
+            _, *several = split_counts(wanted, most_splits(_most_steps(p)))
             clusters = sorted({min(splits, MOST_CLUSTER) for splits in several[:1]})
             configs += [
                 _config(tile, splits, cluster)
@@ -117,76 +96,30 @@ class ImplicitGemmWgmma(CudaAlgorithm):
             ]
         return configs
 
-    @staticmethod
-    def _tiles(p: ConvProblem, tile: Tile) -> int:
-        per_phase = sum(ceil_div(p.n * phase.pixels, tile.p) for phase in phases(p))
-        return per_phase * ceil_div(p.k_group, tile.m) * p.groups
-
     def lower(
         self, problem: ConvProblem, config: Config, facts: Facts, workspace_limit: int
     ) -> Plan:
         p = problem
-        limits, tile, slices = facts.limits, _tile_of(config), _slices(config)
-        tables = Tables(limits)
-        bias = bias_region(p, tables)
-        x = source(p, limits, vector=16 // p.itemsize)
-        partial = align(x.nbytes, limits.storage_alignment)
-        partial_bytes = 4 * slices * p.out_bytes // p.itemsize if slices > 1 else 0
-        workspace = partial + partial_bytes if slices > 1 else x.nbytes
-        if workspace > workspace_limit:
-            raise AlgorithmRefusedError(
-                f"needs {workspace} bytes for the input with its channels last and the partial "
-                f"sums of {slices} split(s), may have {workspace_limit}"
-            )
-        target = Region("workspace", partial, partial_bytes) if slices > 1 else Region("out")
-        products = Products(tile.m, ROW_BYTES // p.itemsize)
+        x = source(p, facts.limits, vector=16 // p.itemsize)
+        lowering = Lowering(p, facts, workspace_limit, x, slices=_slices(config))
+        step = Step(_tile_of(config).m, ROW_BYTES // p.itemsize)
         block = _channel_block(p, x.channels)
-        prepare: list[Pass] = []
-        passes = list(x.passes)
-        prepared = 0
         for phase in phases(p):
-            steps = ceil_div(phase.taps * x.channels, products.k)
-            offsets = weight_offsets(p, phase, x.channels, block).astype("<i4").ravel()
-            table = bytearray(b"\xff" * (4 * steps * products.k))
-            table[: offsets.nbytes] = offsets.tobytes()
-            size = packed_bytes(p, products, steps)
-            packed = Region("prepared", prepared, size)
-            prepared = align(prepared + size, limits.storage_alignment)
-            if steps:
-                region = tables.add(bytes(table))
-                prepare.append(pack_pass(p, products, steps, region, packed, limits, cores=True))
+            steps = ceil_div(phase.taps * x.channels, step.k)
+            offsets = weight_offsets(p, phase, x.channels, block)
+            packed = pack(lowering, step, steps, offsets, cores=True)
             # The kernel reads the taps of one step ahead, so one more step than there is.
-            copies = (steps + 1) * products.k // x.vector
-            taps = tables.add(tap_copies(phase, x.strides, x.channels, x.vector, copies, block))
-            passes.append(self._pass(p, config, phase, x, steps, packed, taps, bias, target, facts))
-        if slices > 1:
-            passes.append(reduce_pass(p, slices, target, bias, limits))
-        return Plan(
-            p,
-            self.name,
-            config,
-            tuple(passes),
-            prepare=tuple(prepare),
-            workspace=workspace,
-            prepared=prepared,
-            tables=tables.blob(),
-        )
+            copies = (steps + 1) * step.k // x.vector
+            taps = lowering.tables.add(tap_copies(phase, x, copies, block))
+            lowering.passes.append(self._pass(lowering, config, phase, steps, packed, taps))
+        return lowering.plan(self.name, config)
 
     @staticmethod
     def _pass(
-        p: ConvProblem,
-        config: Config,
-        phase: Phase,
-        x: Source,
-        steps: int,
-        packed: Region,
-        taps: Region,
-        bias: Region,
-        target: Region,
-        facts: Facts,
+        lowering: Lowering, config: Config, phase: Phase, steps: int, packed: Region, taps: Region
     ) -> Pass:
-        tile, splits, s = _tile_of(config), int(config["splits"]), x.strides
-        cluster, split = int(config["cluster"]), _slices(config) > 1
+        p, x, facts = lowering.problem, lowering.source, lowering.facts
+        tile, splits, cluster = _tile_of(config), int(config["splits"]), int(config["cluster"])
         m_tiles = ceil_div(p.k_group, tile.m)
         p_tiles = ceil_div(p.n * phase.pixels, tile.p)
         tiles = m_tiles * p_tiles * p.groups * splits
@@ -200,19 +133,15 @@ class ImplicitGemmWgmma(CudaAlgorithm):
             CACHED=_cached(p, tiles, facts),
             CHANNELS_LAST=p.layout == "NHWC",
             OUT_VECTOR=out_vector(p),
-            SPLIT=split,
+            SPLIT=lowering.split,
             CLUSTER=cluster,
             SHARED_BYTES=_shared_bytes(tile, p, split=splits > 1),
-            Out="f32" if split else p.dtype,
+            Out="f32" if lowering.split else p.dtype,
         )
         return Pass(
-            shader if split else shader.ending_as(p),
+            lowering.ending(shader),
             params(
-                **gather_params(p, phase),
-                x_g=x.x_g,
-                x_n=s.x_n,
-                x_h=s.x_h,
-                x_w=s.x_w,
+                **gather_params(p, phase, x),
                 **output_params(p, phase),
                 m_tiles=m_tiles,
                 p_tiles=p_tiles,
@@ -220,24 +149,24 @@ class ImplicitGemmWgmma(CudaAlgorithm):
                 tiles=tiles,
                 k_steps=steps,
                 splits=splits,
-                y_elements=p.out_bytes // p.itemsize,
+                y_elements=lowering.elements,
                 **activation_params(p),
             ),
             (
                 ("x", x.region),
                 ("packed", packed),
                 ("taps", taps),
-                *output_bindings(p, bias, target),
+                *output_bindings(p, lowering.bias, lowering.target),
             ),
             grid_1d(tiles if cluster > 1 else min(tiles, facts.cores * tile.blocks), facts.limits),
         )
 
     def cost(self, problem: ConvProblem, config: Config, facts: Facts) -> float:
         p, tile, splits = problem, _tile_of(config), int(config["splits"])
-        slices, cluster = _slices(config), int(config["cluster"])
+        cluster = int(config["cluster"])
         x = source(p, facts.limits, vector=16 // p.itemsize)
         steps = ceil_div(_most_steps(p), splits)
-        tiles = self._tiles(p, tile) * splits
+        tiles = count_tiles(p, tile) * splits
         rounds = ceil_div(tiles, facts.cores * tile.blocks)  # tiles of one block
         # wgmma is faster than the mma.sync that was probed; TF32 runs at half the rate.
         rate = cuda_facts(facts).matrix_flops / 2 / facts.cores * 2 / p.itemsize
@@ -251,13 +180,9 @@ class ImplicitGemmWgmma(CudaAlgorithm):
         seconds = rounds * max(multiplied + stored, tile.blocks * multiplied) + 7 * facts.latency
         if cluster > 1:  # each waits for the others, and reads their sums
             seconds += 2 * facts.latency + 4 * tile.p * tile.m / 40e9
-        partial = 2 * slices * 4 * p.out_bytes // p.itemsize if slices > 1 else 0
-        traffic = p.input_bytes + p.residual_bytes + p.out_bytes
-        traffic += 3 * p.weight_bytes + 2 * x.nbytes + partial
-        launches = len(phases(p)) * 2 + len(x.passes) + (slices > 1)
-        memory = traffic / facts.bandwidth
+        memory, launches = overheads(p, facts, x, slices=_slices(config))
         # Neither hides the other one quite.
-        return max(seconds, memory) + 0.2 * min(seconds, memory) + launches * facts.launch
+        return max(seconds, memory) + 0.2 * min(seconds, memory) + launches
 
 
 def _config(tile: Tile, splits: int, cluster: int) -> Config:

@@ -1,19 +1,18 @@
-"""What the tensor-core algorithms share: tiles, the input's order, the packed weight."""
+"""What the tensor-core algorithms share: tiles, the input's order, the packed weight, costs."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from ....algorithms.base import Strides, activation_params, params, strides
-from ....algorithms.phases import NEVER, Phase
+from ....algorithms.base import params, strides
+from ....algorithms.phases import NEVER, Phase, phases
 from ....facts import Facts, Limits
 from ....plan import Config, Pass, Region, Shader, align, ceil_div, grid_1d
 from ....problem import ConvProblem
-from ..facts import AMPERE, cuda_facts
-from .base import output_bindings
+from ..facts import AMPERE, HOPPER, cuda_facts
+from .lowering import Lowering, Source, caller_input, partial_bytes
 
 PACKED_FILTERS = 8
 """Filters that a block of pack_filters packs,"""
@@ -32,6 +31,13 @@ class Packed(Protocol):
     def m(self) -> int: ...
     @property
     def k(self) -> int: ...
+
+
+class Step(NamedTuple):
+    """What is packed together: m filters of k products."""
+
+    m: int
+    k: int
 
 
 class Tile(NamedTuple):
@@ -93,23 +99,22 @@ def tile_config(tile: Tile) -> Config:
     }
 
 
-@dataclass(frozen=True)
-class Source:
-    """The input as the kernels read it: channels last, each copy of ``vector`` of them aligned."""
+def refuse_float32(problem: ConvProblem) -> str | None:
+    """Why tensor cores may not multiply the problem's floats; None where they may."""
+    if problem.arithmetic != "f32":
+        return None
+    return (
+        "multiplies f16 and bf16 on tensor cores, and f32 where the precision 'tf32' is "
+        "allowed, got f32"
+    )
 
-    passes: tuple[Pass, ...]
-    """What brings it into this order; nothing where it has it."""
-    region: Region
-    channels: int
-    """Of a group, the zeros behind its own included."""
-    vector: int
-    strides: Strides
-    nbytes: int
-    """Of workspace, from its beginning."""
 
-    @property
-    def x_g(self) -> int:
-        return self.channels
+def refuse_wgmma(problem: ConvProblem, facts: Facts) -> str | None:
+    """Why warpgroups cannot multiply the problem's elements; None where they can."""
+    major, minor = cuda_facts(facts).capability
+    if (major, minor) != HOPPER:
+        return f"needs the instruction wgmma of compute capability 9.0, got {major}.{minor}"
+    return refuse_float32(problem)
 
 
 def refuse_turing(problem: ConvProblem, facts: Facts) -> str | None:
@@ -130,7 +135,7 @@ def source(problem: ConvProblem, limits: Limits, *, vector: int) -> Source:
     """The input itself where its order and alignment will do, else a copy in workspace."""
     p, own = problem, strides(problem)
     if p.layout == "NHWC" and p.c_group % vector == 0:
-        return Source((), Region("input"), p.c_group, vector, own, 0)
+        return caller_input(p, vector)
     channels = align(p.c_group, vector)
     row = p.groups * channels
     nbytes = p.n * p.h * p.w * row * p.itemsize
@@ -169,21 +174,23 @@ def source(problem: ConvProblem, limits: Limits, *, vector: int) -> Source:
     return Source((step,), region, channels, vector, made, nbytes)
 
 
-def pack_pass(
-    problem: ConvProblem,
-    tile: Packed,
-    steps: int,
-    offsets: Region,
-    packed: Region,
-    limits: Limits,
-    *,
-    cores: bool = False,
-) -> Pass:
-    """The pass that brings the weight into the order in which the kernels read it."""
-    p = problem
+def pack(
+    lowering: Lowering, tile: Packed, steps: int, offsets: np.ndarray, *, cores: bool = False
+) -> Region:
+    """Where the weight will lie in the order in which the kernels read it.
+
+    ``offsets`` are those of weight_offsets for each product, in that order; what is missing to so
+    many whole steps is zeros. Appends the pass that packs it, if there is anything to pack.
+    """
+    p = lowering.problem
+    packed = lowering.prepared(packed_bytes(p, tile, steps))
+    if not steps:
+        return packed
+    table = np.full(steps * tile.k, -1, "<i4")
+    table[: offsets.size] = offsets.ravel()
     m_tiles = ceil_div(p.k_group, tile.m)
     windows = ceil_div(steps * tile.k, PACKED_WINDOW)
-    return Pass(
+    step = Pass(
         Shader.of("pack_filters", p.dtype, TILE_M=tile.m, TILE_K=tile.k, CORES=cores),
         params(
             m=p.k_group,
@@ -193,34 +200,20 @@ def pack_pass(
             w_g=p.weight_bytes // p.itemsize // p.groups,
             w_m=p.r * p.s if p.transposed else p.reduction,
         ),
-        (("weight", Region("weight")), ("offsets", offsets), ("packed", packed)),
-        grid_1d(p.groups * m_tiles * tile.m // PACKED_FILTERS * windows, limits),
+        (
+            ("weight", Region("weight")),
+            ("offsets", lowering.tables.add(table.tobytes())),
+            ("packed", packed),
+        ),
+        grid_1d(p.groups * m_tiles * tile.m // PACKED_FILTERS * windows, lowering.limits),
     )
+    lowering.prepare.append(step)
+    return packed
 
 
 def packed_bytes(problem: ConvProblem, tile: Packed, steps: int) -> int:
     rows = problem.groups * ceil_div(problem.k_group, tile.m) * tile.m
     return max(rows * steps * tile.k, 8) * problem.itemsize
-
-
-def reduce_pass(
-    problem: ConvProblem, splits: int, partial: Region, bias: Region, limits: Limits
-) -> Pass:
-    """The pass that adds up the partial sums, slices of the output's own layout."""
-    p = problem
-    elements = p.out_bytes // p.itemsize
-    return Pass(
-        Shader.of("reduce_splits", p.dtype).ending_as(p),
-        params(
-            elements=elements,
-            splits=splits,
-            k=p.k,
-            y_k=strides(p).y_k,
-            **activation_params(p),
-        ),
-        (("partial", partial), *output_bindings(p, bias, Region("out"))),
-        grid_1d(ceil_div(elements, 256), limits),
-    )
 
 
 def weight_offsets(
@@ -246,28 +239,21 @@ def _blocks(table: np.ndarray, block: int) -> np.ndarray:
     return np.moveaxis(table.reshape(rows, columns, channels // block, block), 2, 0)
 
 
-def tap_copies(
-    phase: Phase,
-    x: Strides,
-    channels: int,
-    vector: int,
-    padded: int,
-    block: int | None = None,
-) -> bytes:
+def tap_copies(phase: Phase, x: Source, padded: int, block: int | None = None) -> bytes:
     """``int2(input offset, mask)`` of each copy, in the order of weight_offsets.
 
     The mask has the bit of the tap's row and, from bit 16 on, that of its column.
     """
     h = np.array([tap.offset for tap in phase.h.taps], np.int64).reshape(-1, 1, 1)
     w = np.array([tap.offset for tap in phase.w.taps], np.int64).reshape(1, -1, 1)
-    c = np.arange(0, channels, vector).reshape(1, 1, -1)
-    offset = h * x.x_h + w * x.x_w + c
+    c = np.arange(0, x.channels, x.vector).reshape(1, 1, -1)
+    offset = h * x.strides.x_h + w * x.strides.x_w + c
     mask = (1 << np.arange(h.size)).reshape(h.shape) | (1 << np.arange(16, 16 + w.size)).reshape(
         w.shape
     )
     mask = np.broadcast_to(mask, offset.shape)
     if block is not None:
-        offset, mask = (_blocks(each, block // vector) for each in (offset, mask))
+        offset, mask = (_blocks(each, block // x.vector) for each in (offset, mask))
     table = np.empty((padded, 2), "<i4")
     table[:] = (0, NEVER)
     table[: offset.size, 0] = offset.ravel()
@@ -318,3 +304,14 @@ def mma_seconds(
     loads = steps * step_bytes * max(in_flight, 1.0) / 32e9
     # The first copies, the stores, and what a split leaves for the next launch, come on top.
     return waves * (max(compute, loads) + 5 * facts.latency) + 15 * facts.latency
+
+
+def overheads(
+    problem: ConvProblem, facts: Facts, x: Source, *, slices: int = 1
+) -> tuple[float, float]:
+    """Seconds of the memory's traffic, and those of the launches."""
+    p = problem
+    traffic = p.input_bytes + p.residual_bytes + p.out_bytes
+    traffic += 3 * p.weight_bytes + 2 * x.nbytes + 2 * partial_bytes(p, slices)
+    launches = len(phases(p)) * 2 + len(x.passes) + (slices > 1)
+    return traffic / facts.bandwidth, launches * facts.launch
