@@ -5,9 +5,9 @@
 // input pixels that any tap of any of its pixels needs (the halo, border zeros included) to
 // shared memory, each a row of TILE_K halves; a tap then only shifts the rows that the tensor
 // cores read. The weight streams by: one step is one tap of TILE_K channels, STAGES - 1 steps are
-// on their way while one is multiplied. RESIDENT brings the whole weight at once, where it fits, and
-// so has no barriers between steps. (The gather of implicit_gemm_mma copies each input
-// element once a tap, and the second-level cache cannot keep up with that.)
+// on their way while one is multiplied. RESIDENT brings the whole weight at once, where it fits,
+// and so has no barriers between steps. (The gather of implicit_gemm_mma copies each input element
+// once a tap, and the second-level cache cannot keep up with that.)
 //
 // The pixels of a block are a rectangle of TILE_W columns of one image, or, where TILE_W is 0, a
 // run of pixels over rows and images (small images). Rows of the halo are counted over all images,
@@ -118,7 +118,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 
   // The tile's first pixel, and what any pixel of it is.
   const int tile_x = TILE_W ? p_tile % params.tiles_w * TILE_W : 0;
-  const int tile_y = TILE_W ? p_tile / params.tiles_w % params.tiles_h * (TILE_P / max(TILE_W, 1)) : 0;
+  const int tile_y =
+      TILE_W ? p_tile / params.tiles_w % params.tiles_h * (TILE_P / max(TILE_W, 1)) : 0;
   const int tile_n = TILE_W ? p_tile / params.tiles_w / params.tiles_h : 0;
   struct Pixel {
     int n, h, w;
@@ -155,9 +156,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     const int n = row / params.image_rows;
     const int h = row % params.image_rows + params.first_h;
     const int w = first_column + i % params.halo_w + params.first_w;
-    const bool inside = n < params.images && static_cast<unsigned>(h) < static_cast<unsigned>(params.in_h) &&
+    const bool inside = n < params.images &&
+                        static_cast<unsigned>(h) < static_cast<unsigned>(params.in_h) &&
                         static_cast<unsigned>(w) < static_cast<unsigned>(params.in_w);
-    origins[i] = inside ? group * params.x_g + n * params.x_n + h * params.x_h + w * params.x_w : -1;
+    origins[i] =
+        inside ? group * params.x_g + n * params.x_n + h * params.x_h + w * params.x_w : -1;
   }
   __syncthreads();  // the origins are there
 
@@ -264,13 +267,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   wait_copies<0>();
   __syncthreads();  // all have read the weights and the halo
 
-  const Target<Scalar> target{y_of_pixel, bias + group * params.m, m_tile * TILE_M, params.m, params.y_m,
-                      params.act_a, params.act_b, RESIDUAL ? residual : nullptr};
+  const Target<Scalar> target{y_of_pixel, bias + group * params.m, m_tile * TILE_M,
+                              params.m, params.y_m, params.act_a, params.act_b,
+                              RESIDUAL ? residual : nullptr};
   if constexpr (SPLIT) {
-    store_partial<16>(sums.acc, warp_p * WARP_P, warp_m * WARP_M, lane, target,
-                  reinterpret_cast<float*>(y) + static_cast<long long>(split) * params.y_elements);
+    store_partial<16>(
+        sums.acc, warp_p * WARP_P, warp_m * WARP_M, lane, target,
+        reinterpret_cast<float*>(y) + static_cast<long long>(split) * params.y_elements);
   } else {
     store<WholeBlock<THREADS>, TILE_P, TILE_M, CHANNELS_LAST, OUT_VECTOR, ACTIVATION, 16>(
-        sums.acc, warp_p * WARP_P, warp_m * WARP_M, lane, target, shared, reinterpret_cast<Scalar*>(y));
+        sums.acc, warp_p * WARP_P, warp_m * WARP_M, lane, target, shared,
+        reinterpret_cast<Scalar*>(y));
   }
 }

@@ -112,10 +112,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   for (int i = thread; i < TILE_P; i += THREADS) {
     const int p = p_tile * TILE_P + i;
     const int q = p % params.q_hw;
-    y_of_pixel[i] = p < params.pixels ? params.y_base + group * params.y_g +
-                                            p / params.q_hw * params.y_n +
-                                            q / params.q_w * params.y_h + q % params.q_w * params.y_w
-                                      : -1;
+    y_of_pixel[i] = p < params.pixels
+                        ? params.y_base + group * params.y_g + p / params.q_hw * params.y_n +
+                              q / params.q_w * params.y_h + q % params.q_w * params.y_w
+                        : -1;
   }
 
   // The pixels of which this thread copies elements. Pixels past the end copy the last one again.
@@ -197,8 +197,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
       const float4 a_high = *reinterpret_cast<const float4*>(tile_a + k * TILE_M + 16);
       const float4 b_low = *reinterpret_cast<const float4*>(tile_b + k * PITCH);
       const float4 b_high = *reinterpret_cast<const float4*>(tile_b + k * PITCH + 32);
-      const float a[8] = {a_low.x, a_low.y, a_low.z, a_low.w, a_high.x, a_high.y, a_high.z, a_high.w};
-      const float b[8] = {b_low.x, b_low.y, b_low.z, b_low.w, b_high.x, b_high.y, b_high.z, b_high.w};
+      const float a[8] = {a_low.x,  a_low.y,  a_low.z,  a_low.w,
+                          a_high.x, a_high.y, a_high.z, a_high.w};
+      const float b[8] = {b_low.x,  b_low.y,  b_low.z,  b_low.w,
+                          b_high.x, b_high.y, b_high.z, b_high.w};
 #pragma unroll
       for (int i = 0; i < 8; i++) {
 #pragma unroll

@@ -100,9 +100,10 @@ constexpr int PLACES_AT =
 static_assert(SHARED_BYTES >= PLACES_AT + 4 * TILE_P, "the host asks for enough shared memory");
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-    implicit_gemm_mma(Params params, const Scalar* __restrict__ x, const Scalar* __restrict__ packed,
-                      const int2* __restrict__ taps, const Scalar* __restrict__ bias,
-                      const Scalar* __restrict__ residual, Out* __restrict__ y) {
+    implicit_gemm_mma(Params params, const Scalar* __restrict__ x,
+                      const Scalar* __restrict__ packed, const int2* __restrict__ taps,
+                      const Scalar* __restrict__ bias, const Scalar* __restrict__ residual,
+                      Out* __restrict__ y) {
   const int thread = threadIdx.x;
   const int warp = thread / 32;
   const int lane = thread % 32;
@@ -121,10 +122,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   for (int i = thread; i < TILE_P; i += THREADS) {
     const int p = p_tile * TILE_P + i;
     const int q = p % params.q_hw;
-    y_of_pixel[i] = p < params.pixels ? params.y_base + group * params.y_g +
-                                            p / params.q_hw * params.y_n +
-                                            q / params.q_w * params.y_h + q % params.q_w * params.y_w
-                                      : -1;
+    y_of_pixel[i] = p < params.pixels
+                        ? params.y_base + group * params.y_g + p / params.q_hw * params.y_n +
+                              q / params.q_w * params.y_h + q % params.q_w * params.y_w
+                        : -1;
   }
 
   // The pixels of which this thread copies elements. Pixels past the end copy the last one again.
@@ -165,7 +166,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 #pragma unroll
       for (int i = 0; i < A_COPIES; i++) {
         copy_async<VECTOR * BYTES>(copy_a + to_slot + i * A_ROWS * ROW_BYTES,
-                               x + (origin[i] + tap.x), (inside[i] & tap.y) == tap.y);
+                                   x + (origin[i] + tap.x), (inside[i] & tap.y) == tap.y);
       }
 #pragma unroll
       for (int i = 0; i < B_COPIES + (B_WHOLE ? 0 : 1); i++) {
@@ -214,13 +215,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   wait_copies<0>();
   __syncthreads();  // all have read the last tiles, and the places of the pixels are there
 
-  const Target<Scalar> target{y_of_pixel, bias + group * params.m, m_tile * TILE_M, params.m, params.y_m,
-                      params.act_a, params.act_b, RESIDUAL ? residual : nullptr};
+  const Target<Scalar> target{y_of_pixel, bias + group * params.m, m_tile * TILE_M,
+                              params.m, params.y_m, params.act_a, params.act_b,
+                              RESIDUAL ? residual : nullptr};
   if constexpr (SPLIT) {
-    store_partial<16>(sums.acc, warp_p * WARP_P, warp_m * WARP_M, lane, target,
-                  reinterpret_cast<float*>(y) + static_cast<long long>(split) * params.y_elements);
+    store_partial<16>(
+        sums.acc, warp_p * WARP_P, warp_m * WARP_M, lane, target,
+        reinterpret_cast<float*>(y) + static_cast<long long>(split) * params.y_elements);
   } else {
     store<WholeBlock<THREADS>, TILE_P, TILE_M, CHANNELS_LAST, OUT_VECTOR, ACTIVATION, 16>(
-        sums.acc, warp_p * WARP_P, warp_m * WARP_M, lane, target, shared, reinterpret_cast<Scalar*>(y));
+        sums.acc, warp_p * WARP_P, warp_m * WARP_M, lane, target, shared,
+        reinterpret_cast<Scalar*>(y));
   }
 }

@@ -1,5 +1,6 @@
-// Implicit GEMM on Hopper's warpgroup products: halves or bfloats in, or floats, which are multiplied
-// as TF32; sums in float. The product, the gather and `taps` are those of implicit_gemm_mma.
+// Implicit GEMM on Hopper's warpgroup products: halves or bfloats in, or floats, which are
+// multiplied as TF32; sums in float. The product, the gather and `taps` are those of
+// implicit_gemm_mma.
 //
 // Each block stays on its multiprocessor and computes one tile after the other, TILE_P pixels by
 // TILE_M filters. Its warpgroups have different work. The last one, the producer, copies the steps
@@ -413,8 +414,8 @@ __device__ inline void consume(const Params& params, const Scalar* bias, const S
     }
 
     const Target<Scalar> all{y_of_pixel, bias + work.group * params.m, work.m_tile * TILE_M,
-                             params.m,   params.y_m,                   params.act_a,
-                             params.act_b, RESIDUAL ? residual : nullptr};
+                             params.m, params.y_m, params.act_a, params.act_b,
+                             RESIDUAL ? residual : nullptr};
     if constexpr (SPLIT) {
       Warpgroup::sync();  // the places of the pixels are there
       store_partial<64, CHANNELS_LAST && OUT_VECTOR % 2 == 0>(

@@ -104,8 +104,8 @@ template <typename T>
 struct Target {
   const int* y_of_pixel;
   const T* bias;  // of the group
-  int m0;            // the tile's first filter
-  int m;             // filters of the group
+  int m0;         // the tile's first filter
+  int m;          // filters of the group
   int y_m;
   float act_a;
   float act_b;

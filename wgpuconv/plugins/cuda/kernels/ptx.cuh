@@ -155,8 +155,8 @@ __device__ inline void wait_copies() {
 
 // ---- tensor cores ----
 
-// What tensor cores multiply: halves and bfloats as they are, floats rounded to TF32, to nearest. (They would
-// cut off what TF32 does not hold, which errs twice as much.)
+// What tensor cores multiply: halves and bfloats as they are, floats rounded to TF32, to nearest.
+// (They would cut off what TF32 does not hold, which errs twice as much.)
 __device__ inline Half as_operand(Half v) { return v; }
 __device__ inline Bfloat as_operand(Bfloat v) { return v; }
 

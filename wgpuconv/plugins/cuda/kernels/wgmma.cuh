@@ -171,8 +171,8 @@ __device__ inline unsigned long long core_matrices(unsigned at_and_next_k, unsig
   return at_and_next_k | static_cast<unsigned long long>(next_rows) << 32;
 }
 
-// acc[64 x 8 COLUMNS] += a[64 x K] * b[8 COLUMNS x K], transposed; K of T take 32 bytes. Both lie in
-// shared memory, floats rounded as operands. Warp w of the group holds the rows from 16 w on;
+// acc[64 x 8 COLUMNS] += a[64 x K] * b[8 COLUMNS x K], transposed; K of T take 32 bytes. Both lie
+// in shared memory, floats rounded as operands. Warp w of the group holds the rows from 16 w on;
 // acc[j] has columns 8 j + lane % 4 * 2 and one more, of row lane / 4 (elements 0 and 1) and of 8
 // more (2 and 3).
 template <typename T, int COLUMNS>
