@@ -295,6 +295,11 @@ def test_something_computes_every_problem() -> None:
         ("conv2d f16 n1 c8 h900 w900 k8 r3 s3 dil400", "halo_mma", "bytes of shared memory"),
         ("conv2d f16 n1 c8 h900 w900 k8 r3 s3 dil400", "halo_wgmma", "than the 232448 bytes"),
         ("conv2d f16 n1 c8 h9 w9 k8 r3 s3", "depthwise", "got 8 channels a group"),
+        (
+            "conv2d f32 n1 c8 h900 w9 k8 r3 s3 dil128,1 groups8",
+            "depthwise",
+            r"at most 256 rows .* got 257 \(kernel 3 x 3, dilation 128,1\)",
+        ),
         ("conv_transpose2d f16 n1 c8 h9 w9 k8 r3 s3 stride40", "halo_mma", "1024 phases"),
     ],
 )
@@ -304,6 +309,25 @@ def test_refusals(text: str, name: str, reason: str) -> None:
     assert name not in {c.algorithm for c in found.candidates}
     with pytest.raises(AssertionError, match=reason):
         raise AssertionError(found.refusals[name])
+
+
+@pytest.mark.parametrize(
+    ("window", "rows"),
+    [
+        ("stride3,1", {1, 4, 8}),
+        ("stride36,1", {1, 4, 8}),  # 255 rows
+        ("stride37,1", {1, 4}),  # 262
+        ("stride84,1", {1, 4}),  # 255
+        ("stride85,1", {1}),  # 258
+        ("dil126,1", {1, 4}),  # 256 of four, 260 of eight
+        ("dil127,1", {1}),  # 258 of four
+    ],
+)
+def test_depthwise_unrolls_few_rows(window: str, rows: set[int]) -> None:
+    problem = ConvProblem.parse(f"conv2d f32 n1 c8 h900 w9 k8 r3 s3 {window} groups8")
+    depthwise = next(a for a in ALGORITHMS if a.name == "depthwise")
+    assert depthwise.refusal(problem, HOPPER) is None
+    assert {config["rows"] for config in depthwise.configs(problem, HOPPER)} == rows
 
 
 def test_what_a_device_lacks() -> None:

@@ -16,6 +16,8 @@ from .base import CudaAlgorithm, output_bindings
 
 MOST_TAPS = 121
 """Taps that are still held in registers (11 x 11)."""
+MOST_ROWS_IN = 256
+"""Input rows of a thread: the loop over them is unrolled, also over rows that no tap needs."""
 
 
 class Depthwise(CudaAlgorithm):
@@ -35,13 +37,19 @@ class Depthwise(CudaAlgorithm):
                 f"needs a kernel of at most {MOST_TAPS} taps, got {problem.r * problem.s} "
                 f"({problem.r} x {problem.s})"
             )
+        if _rows_in(problem, 1) > MOST_ROWS_IN:
+            return (
+                f"needs at most {MOST_ROWS_IN} rows from the first tap to the last, got "
+                f"{_rows_in(problem, 1)} (kernel {problem.r} x {problem.s}, dilation "
+                f"{problem.dilation[0]},{problem.dilation[1]})"
+            )
         return None
 
     def configs(self, problem: ConvProblem, facts: Facts) -> list[Config]:
         return [
             {"rows": rows, "threads": threads}
             for rows in ((1, 4, 8) if problem.r * problem.s <= 49 else (1,))
-            if rows < 2 * problem.out_h
+            if rows < 2 * problem.out_h and _rows_in(problem, rows) <= MOST_ROWS_IN
             for threads in (128, 256)
         ]
 
@@ -89,3 +97,8 @@ class Depthwise(CudaAlgorithm):
 
     def cost(self, problem: ConvProblem, config: Config, facts: Facts) -> float:
         return roofline(problem, facts, efficiency=0.2 if config["rows"] == 1 else 0.25)
+
+
+def _rows_in(p: ConvProblem, rows: int) -> int:
+    """From the first that so many rows of outputs need to the last."""
+    return (rows - 1) * p.stride[0] + (p.r - 1) * p.dilation[0] + 1
