@@ -66,6 +66,8 @@ PROBLEMS += [
         "conv2d f16 n2 c64 h14 w12 k48 r1 s1",
         "conv2d f16 n2 c12 h9 w10 k12 r3 s3 pad1 groups12",
         "conv_transpose2d f16 n2 c24 h7 w5 k40 r3 s3 stride2 pad1",
+        "conv2d bf16 n2 c40 h13 w11 k35 r3 s3 pad1",
+        "conv_transpose2d f32 n2 c24 h7 w5 k40 r3 s3 stride2 pad1",
     )
 ]
 TF32_PROBLEMS = [p.with_(precision="tf32") for p in PROBLEMS if p.dtype == "f32"]
