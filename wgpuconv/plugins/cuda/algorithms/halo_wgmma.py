@@ -241,6 +241,8 @@ class HaloWgmma(CudaAlgorithm):
             # Two teams hide little of each other's stores.
             longest = (max(compute, loads) + stored) * (1.0 if tile.teams == 1 else 0.9)
             seconds += each * longest + 6 * facts.latency
+        if p.layout == "NCHW":  # stored from registers, at a quarter of the memory's rate
+            seconds += 4 * p.out_bytes / facts.bandwidth
         memory, launches = overheads(p, facts, _source(p, facts))
         # Neither hides the other one quite.
         return max(seconds, memory) + 0.2 * min(seconds, memory) + launches
