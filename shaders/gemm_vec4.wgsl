@@ -63,11 +63,6 @@ var<workgroup> tile_b: array<vec4<f32>, TILE_K * PIXEL_QUADS>;
 fn activate(v: f32) -> f32 { return v; }
 fn add_residual(v: vec4<f32>, at: u32) -> vec4<f32> { return v; }
 
-// The filter of an invocation's i-th row of sums.
-fn filter_of(m_tile: u32, lane_m: u32, i: u32) -> u32 {
-  return m_tile * TILE_M + (i / 4u) * LANES_M * 4u + lane_m * 4u + i % 4u;
-}
-
 @compute @workgroup_size(WORKGROUP)
 fn main(
   @builtin(workgroup_id) workgroup: vec3<u32>,
@@ -153,7 +148,7 @@ fn main(
   // longer than to store.
   var bias_m: array<f32, THREAD_M>;
   for (var i = 0u; i < THREAD_M; i++) { // @unroll
-    let m = filter_of(m_tile, lane_m, i);
+    let m = m_tile * TILE_M + (i / 4u) * LANES_M * 4u + lane_m * 4u + i % 4u;
     bias_m[i] = f32(bias[group * params.bias_g + min(m, params.m - 1u)]);
   }
   for (var j = 0u; j < B_FRAGMENTS; j++) { // @unroll
@@ -162,7 +157,7 @@ fn main(
       let y_quad = params.y_base + group * params.y_g + quad / params.image_quads * params.y_n
         + quad % params.image_quads;
       for (var i = 0u; i < THREAD_M; i++) { // @unroll
-        let m = min(filter_of(m_tile, lane_m, i), params.m - 1u);
+        let m = min(m_tile * TILE_M + (i / 4u) * LANES_M * 4u + lane_m * 4u + i % 4u, params.m - 1u);
         var v: vec4<f32>;
         for (var q = 0u; q < 4u; q++) { // @unroll
           v[q] = acc[i * THREAD_P + j * 4u + q];
@@ -173,7 +168,7 @@ fn main(
         }
       }
       for (var i = 0u; i < THREAD_M; i++) { // @unroll
-        let m = filter_of(m_tile, lane_m, i);
+        let m = m_tile * TILE_M + (i / 4u) * LANES_M * 4u + lane_m * 4u + i % 4u;
         if (m < params.m) {
           var v: vec4<f32>;
           for (var q = 0u; q < 4u; q++) { // @unroll

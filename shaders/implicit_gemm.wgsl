@@ -87,11 +87,6 @@ var<workgroup> tile_b: array<vec4<f32>, TILE_K * PIXEL_QUADS>;
 fn activate(v: f32) -> f32 { return v; }
 fn add_residual(v: f32, at: u32) -> f32 { return v; }
 
-// The filter of an invocation's i-th row of sums.
-fn filter_of(m_tile: u32, lane_m: u32, i: u32) -> u32 {
-  return m_tile * TILE_M + (i / 4u) * LANES_M * 4u + lane_m * 4u + i % 4u;
-}
-
 @compute @workgroup_size(WORKGROUP)
 fn main(
   @builtin(workgroup_id) workgroup: vec3<u32>,
@@ -217,7 +212,7 @@ fn main(
   // a residual the same costs more than it gains: 2 % of all sums without one.)
   var bias_m: array<f32, THREAD_M>;
   for (var i = 0u; i < THREAD_M; i++) { // @unroll
-    let m = filter_of(m_tile, lane_m, i);
+    let m = m_tile * TILE_M + (i / 4u) * LANES_M * 4u + lane_m * 4u + i % 4u;
     bias_m[i] = f32(bias[group * params.m + min(m, params.m - 1u)]);
   }
   for (var j = 0u; j < THREAD_P; j++) { // @unroll
@@ -227,7 +222,7 @@ fn main(
       let y_pixel = params.y_base + group * params.y_g + p / params.q_hw * params.y_n
         + q / params.q_w * params.y_h + q % params.q_w * params.y_w;
       for (var i = 0u; i < THREAD_M; i++) { // @unroll
-        let m = filter_of(m_tile, lane_m, i);
+        let m = m_tile * TILE_M + (i / 4u) * LANES_M * 4u + lane_m * 4u + i % 4u;
         if (m < params.m) {
           let at = y_pixel + m * params.y_m;
           if (SPLIT) {
