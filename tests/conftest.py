@@ -36,6 +36,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # pytest-xdist, tests that share one (xdist_group) go to the same worker.
     if config.getoption("dist", "no") == "load":
         config.option.dist = "loadgroup"
+    if hasattr(config, "workerinput"):  # a worker is told of the command line alone
+        config.option.loadgroup = True
     config.addinivalue_line("markers", "xdist_group(name): tests that share pipelines")
 
 

@@ -572,7 +572,7 @@ EMULATED: list[tuple[str, str, Config]] = (
 EMULATED += [
     (name, text.replace(" f16 ", " bf16 "), config)
     for name, text, config in EMULATED
-    if " f16 " in text and (config.get("splits", 1) > 1 or "groups2" in text)
+    if " f16 " in text and config.get("splits", 1) > 1
 ]
 
 
