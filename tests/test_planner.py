@@ -10,7 +10,7 @@ import pytest
 
 from wgpuconv.algorithms import ALGORITHMS, find
 from wgpuconv.errors import AlgorithmRefusedError, UnknownAlgorithmError
-from wgpuconv.facts import Facts, Limits
+from wgpuconv.facts import WEBGPU_DEFAULTS, Facts, Limits
 from wgpuconv.planner import lower, only, survey
 from wgpuconv.problem import ConvProblem
 
@@ -105,3 +105,12 @@ def test_planning_imports_no_gpu() -> None:
     # wgpuconv/__init__ brings the backend, but neither loads a GPU library before one is used.
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_direct_tiled_leaves_single_channels_to_depthwise() -> None:
+    """Three of its four filters would be empty."""
+    facts = Facts(limits=WEBGPU_DEFAULTS)
+    one = survey(ConvProblem.parse("conv2d n1 c8 h9 w9 k8 r3 s3 groups8"), facts)
+    assert one.refusals["direct_tiled"].startswith("computes four filters at a time, got 1")
+    four = survey(ConvProblem.parse("conv2d n1 c8 h9 w9 k32 r3 s3 groups8"), facts)
+    assert "direct_tiled" in {c.algorithm for c in four.candidates}

@@ -72,6 +72,11 @@ class DirectTiled(Algorithm):
 
     def refuse(self, problem: ConvProblem, facts: Facts) -> str | None:
         p, most = problem, _staged_bytes(facts) // 16
+        if p.c_group == 1 and p.k_group < 4:
+            return (
+                f"computes four filters at a time, got {p.k_group} for each input channel, which "
+                "depthwise does"
+            )
         if p.r * p.s > most or p.s > MOST_TAPS_ACROSS:
             return f"needs at most {most} taps, {MOST_TAPS_ACROSS} in a row, got {p.r} x {p.s}"
         if facts.software and p.r * p.s > SOFTWARE_TAPS:
