@@ -463,20 +463,55 @@ def test_bench_reads_a_model(folder: Path) -> None:
     )  # fmt: skip
 
 
-def test_an_interrupted_bench_keeps_what_it_has(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("complete", "out", "expected"),
+    [
+        (1, "--out b.json", "interrupted: 1 of 2 problems are in b.json"),
+        (1, "", "interrupted: 1 of 2 problems are complete"),
+        (0, "--out b.json", "interrupted before the first problem was complete; b.json is as it"),
+        (0, "--out new.json", "first problem was complete; no file was made"),
+    ],
+)
+def test_an_interrupted_bench_keeps_and_says_what_it_has(
+    complete: int, out: str, expected: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = Session.measure
 
     def interrupted(*arguments: Any, **more: Any) -> Any:
-        yield next(plain(*arguments, **more))
+        for _ in range(complete):
+            yield next(plain(*arguments, **more))
         raise KeyboardInterrupt
 
+    sample_run().save(Path("b.json"))
+    earlier = Path("b.json").read_text(encoding="utf-8")
     monkeypatch.setattr(Session, "measure", interrupted)
-    options = shlex.split("--algorithms direct --peers none --out b.json")
-    done = CliRunner().invoke(app, ["bench", TINY, TINY, *options])
-    assert done.exit_code not in (0, 2)
-    assert len(json.loads(Path("b.json").read_text(encoding="utf-8"))["results"]) == 1
+    options = shlex.split("--algorithms direct --peers none")
+    done = invoke("bench", TINY, TINY, *options, *shlex.split(out), status=130)
+    assert expected in done.stderr
+    found = Path("b.json").read_text(encoding="utf-8")
+    if complete and out:
+        assert len(json.loads(found)["results"]) == 1
+    else:
+        assert found == earlier
+    assert not Path("new.json").exists()
+    assert not list(folder.glob(".*"))
+
+
+def test_a_result_that_cannot_be_written_leaves_the_earlier_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "b.json"
+    path.write_text("earlier", encoding="utf-8")
+
+    def full(self: Path, *_: Any, **__: Any) -> None:
+        self.write_bytes(b"{")
+        raise OSError("no space left")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match="no space"):
+        sample_run().save(path)
+    assert path.read_text(encoding="utf-8") == "earlier"
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_the_help_of_bench_shows_its_options_and_what_reads_results() -> None:

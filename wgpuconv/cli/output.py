@@ -33,6 +33,11 @@ def warn(sentence: str) -> None:
     _remark(f"warning: {sentence}", "yellow")
 
 
+def stopped(sentence: str) -> None:
+    """How far a command came that the user ended."""
+    _remark(sentence, "bold")
+
+
 def hint(sentence: str) -> None:
     """What to know about a result that stands on stdout, or is about to."""
     _remark(f"note: {sentence}", "dim")
