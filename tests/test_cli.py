@@ -26,6 +26,7 @@ import wgpuconv
 from wgpuconv import demo
 from wgpuconv.bench.session import Session
 from wgpuconv.cli import app, options, output, tune
+from wgpuconv.cli import demo as demo_command
 from wgpuconv.errors import DeviceLostError
 from wgpuconv.images import read_image, write_image
 from wgpuconv.problem import ACTIVATIONS
@@ -535,13 +536,33 @@ def test_demo_writes_a_picture_and_compares(folder: Path, monkeypatch: pytest.Mo
     text = invoke("demo", "-o", "p.png").stdout
     assert str(folder / "p.png") in text.replace("\n", "")
     assert "The tuner takes" in text
-    assert "wgpuconv run PHOTO sharpen out.png" in text.splitlines()[-1]
+    assert " run PHOTO.jpg sharpen out.png" in text.splitlines()[-1]
     assert "col2im" in text
     pixels = read_image(folder / "p.png")
     assert pixels.std() > 0.1
     found = json.loads(invoke("demo", "-o", "p.png", "--json").stdout)
     assert found["picture"] == "p.png"
     assert found["results"]
+
+
+@pytest.mark.parametrize(
+    ("script", "installed", "expected"),
+    [
+        ("{here}/.venv/bin/wgpuconv", True, "wgpuconv"),
+        ("{here}/.venv/bin/wgpuconv", False, ".venv/bin/wgpuconv"),
+        (".venv/bin/wgpuconv", False, ".venv/bin/wgpuconv"),
+        ("/my tools/wgpuconv", False, "'/my tools/wgpuconv'"),
+        ("/lib/wgpuconv/__main__.py", False, "/usr/bin/python3 -m wgpuconv"),
+    ],
+)
+def test_what_the_demo_says_to_type_is_found_by_the_shell(
+    script: str, installed: bool, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [script.format(here=tmp_path)])
+    monkeypatch.setattr(sys, "executable", "/usr/bin/python3")
+    monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}" if installed else None)
+    assert demo_command.program() == expected
 
 
 # ---- errors and warnings ----
@@ -572,10 +593,11 @@ def test_demo_writes_a_picture_and_compares(folder: Path, monkeypatch: pytest.Mo
         (f"bench '{TINY}' --layout nwhc", "'nchw' or 'nhwc', got 'nwhc'"),
         (f"explain '{TINY}' -a col2im", "does not apply"),
         (f"explain '{TINY}' -d wgpu:99", "no device 'wgpu:99'"),
-        ("run absent.jpg blur y.png", "absent.jpg: No such file or directory"),
+        ("run absent.jpg blur y.png", "there is no file absent.jpg"),
+        ("run PHOTO blur y.png", "there is no file PHOTO"),
         ("run x.npy absent.npy y.npy", "absent.npy: No such file or directory"),
         ("run x.npy w.npy y.xyz", "the output must be an image or an .npy file"),
-        ("run x.txt w.npy y.npy", "the input must be an image or an .npy file"),
+        ("run model.onnx w.npy y.npy", "the input must be an image or an .npy file"),
         ("run photo.jpg bloom y.png", "the filters are blur"),
         ("run x.npy w.npy y.png", "1 or 3 channels make an image, got 5"),
         ("run x.npy w.npy y.npy --activation clip", "is written clip,low,high, as in clip,0,6"),

@@ -142,6 +142,8 @@ def command(
 
 
 def _read_input(path: Path, layout: str) -> np.ndarray:
+    if not path.exists():
+        raise ProblemError(f"there is no file {path}")
     if path.suffix == ".npy":
         return _read_array(str(path))
     if not is_image(path):
