@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 import shutil
+import sqlite3
 import subprocess
 import sys
 import time
@@ -314,6 +315,8 @@ def test_tune_stores_what_cache_shows_and_carries(folder: Path) -> None:
     assert found["source"] == "tuned"
     assert found["seconds"] > 0
     assert found["measured"] >= 2
+    text = invoke("tune", "--full", depthwise).stdout
+    assert text.splitlines()[-1] == "Of 1, 1 stored, 0 guessed."
     (again,) = json.loads(invoke("tune", "--full", depthwise, "--json").stdout)
     assert (again["source"], again["config"]) == ("stored", found["config"])
 
@@ -328,6 +331,23 @@ def test_tune_stores_what_cache_shows_and_carries(folder: Path) -> None:
     assert json.loads(invoke("cache", "info", "--json").stdout)["devices"] == info["devices"]
 
 
+def test_tune_refuses_where_nothing_can_be_stored(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WGPUCONV_CACHE_DIR", "photo.jpg/cache")
+    text = sentence("tune", TINY)
+    assert "nothing can be stored in the folder photo.jpg/cache" in text
+    assert "Not a directory" in text
+    assert "in WGPUCONV_CACHE_DIR" in text
+    monkeypatch.setenv("WGPUCONV_CACHE_DIR", ".")
+    other = sqlite3.connect(default_path())
+    other.execute("CREATE TABLE other (x)")
+    other.close()
+    assert "is a database of another program" in sentence("tune", TINY)
+    default_path().write_bytes(b"corrupt" * 1000)  # which tuning renames and replaces
+    Store(default_path()).require_writable()
+
+
 def test_tune_says_first_that_a_software_driver_is_not_measured(
     folder: Path, device: wgpuconv.Device
 ) -> None:
@@ -337,6 +357,7 @@ def test_tune_says_first_that_a_software_driver_is_not_measured(
     assert done.stderr.count("\n") == 1
     assert "--full measures it" in done.stderr
     assert "a software driver" not in done.stdout
+    assert done.stdout.splitlines()[-1] == "Of 1, 0 stored, 1 guessed."
     assert "us" not in done.stdout.splitlines()[0].split()  # nothing was measured
 
 
