@@ -26,7 +26,7 @@ from typer.testing import CliRunner
 import wgpuconv
 from wgpuconv import demo
 from wgpuconv.bench.session import Session
-from wgpuconv.cli import app, options, output, tune
+from wgpuconv.cli import app, options, output, run, tune
 from wgpuconv.cli import demo as demo_command
 from wgpuconv.errors import DeviceLostError
 from wgpuconv.images import read_image, write_image
@@ -617,8 +617,8 @@ def test_what_the_demo_says_to_type_is_found_by_the_shell(
         ("run absent.jpg blur y.png", "there is no file absent.jpg"),
         ("run PHOTO blur y.png", "there is no file PHOTO"),
         ("run x.npy absent.npy y.npy", "absent.npy: No such file or directory"),
-        ("run x.npy w.npy y.xyz", "the output must be an image or an .npy file"),
-        ("run model.onnx w.npy y.npy", "the input must be an image or an .npy file"),
+        ("run x.npy w.npy y.xyz", "the output's name must end in .png, .jpg"),
+        ("run model.onnx w.npy y.npy", "the input's name must end in .png, .jpg"),
         ("run photo.jpg bloom y.png", "the filters are blur"),
         ("run x.npy w.npy y.png", "1 or 3 channels make an image, got 5"),
         ("run x.npy w.npy y.npy --activation clip", "is written clip,low,high, as in clip,0,6"),
@@ -646,6 +646,28 @@ def test_what_the_demo_says_to_type_is_found_by_the_shell(
 )
 def test_an_error_is_one_sentence(arguments: str, expected: str, folder: Path) -> None:
     assert expected in sentence(*shlex.split(arguments))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "x.npy w.npy y.xyz",
+        "x.txt w.npy y.npy",
+        "absent.npy w.npy y.npy",
+        "photo.jpg bloom y.png",
+        "x.npy w.npy absent/y.npy",
+        "x.npy w.npy y.npy --stride 1.5",
+        "x.npy w.npy y.npy --padding reflect",
+        "x.npy w.npy y.npy --dilation a",
+        "x.npy w.npy y.npy --bias abc",
+        "x.npy w.npy y.npy --activation tan",
+    ],
+)
+def test_run_opens_no_device_for_wrong_arguments(
+    arguments: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "open_device", lambda *_: pytest.fail("a device was opened"))
+    assert sentence("run", *arguments.split())
 
 
 @pytest.mark.parametrize(
