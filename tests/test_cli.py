@@ -295,6 +295,9 @@ def test_run_filters_an_image_and_keeps_its_size(folder: Path) -> None:
     y = read_image(folder / "y.png")
     assert y.shape == (3, 296, 448)
     assert (y.min(), y.max()) == (0, 1)
+    assert run._size(Path("y.png"), y, "NCHW") == "448 x 296"
+    assert run._size(Path("y.png"), y.transpose(1, 2, 0), "NHWC") == "448 x 296"
+    assert run._size(Path("y.npy"), y, "NCHW") == "3 x 296 x 448 float32"
 
 
 def test_explain_shows_the_choice_and_the_refusals(folder: Path) -> None:
@@ -697,6 +700,18 @@ def test_an_error_wraps_at_words_on_a_terminal(
     assert len(lines) == 3
     assert max(len(line) for line in lines) <= 40
     assert set(" ".join(lines).split()) == {"error:", "word"}
+
+
+def test_a_line_of_stdout_wraps_at_words_on_a_terminal_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for terminal, count in ((True, 3), (False, 1)):
+        console = Console(force_terminal=terminal, no_color=True, width=40)
+        monkeypatch.setattr(output, "out", console)
+        output.line("word " * 20)
+        lines = capsys.readouterr().out.splitlines()
+        assert len(lines) == count
+        assert set(" ".join(lines).split()) == {"word"}
 
 
 def test_an_error_in_red_and_its_traceback_on_demand(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,6 +48,11 @@ def _remark(sentence: str, style: str) -> None:
     err.print(Text(" ".join(sentence.split()), style=style), soft_wrap=not err.is_terminal)
 
 
+def line(sentence: str) -> None:
+    """On stdout: wrapped at words on a terminal, else one line however long it is."""
+    out.print(Text(sentence), soft_wrap=not out.is_terminal)
+
+
 def note(sentence: str) -> None:
     """A remark below a table, wrapped at words."""
     show(Text(sentence, style="dim"))

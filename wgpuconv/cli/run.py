@@ -21,7 +21,7 @@ from .options import (
     TuneOption,
     open_device,
 )
-from .output import Work, check_folder, emit_json, hint, out
+from .output import Work, check_folder, emit_json, hint, line
 
 EXAMPLES = (
     "wgpuconv run photo.jpg sharpen sharp.png",
@@ -139,8 +139,7 @@ def command(
             }
         )
     else:
-        shape = " x ".join(str(v) for v in y.shape)
-        out.print(f"{output}: {shape} {y.dtype}, computed on {on.name}", soft_wrap=True)
+        line(f"{output}: {_size(output, y, layout)}, computed on {on.name}")
 
 
 _SUFFIXES = f"{', '.join(SUFFIXES)} or .npy"
@@ -206,6 +205,14 @@ def _keep_size(taps: int, dilation: str) -> str:
     spread = _numbers("dilation", dilation)
     pairs = spread if isinstance(spread, tuple) else (spread, spread)
     return ",".join(str(d * (taps - 1) // 2) for d in pairs)
+
+
+def _size(path: Path, y: np.ndarray, layout: str) -> str:
+    """An image's width and height, as its viewers say it; an array's shape and dtype."""
+    if is_image(path):
+        height, width = y.shape[-3:-1] if layout == "NHWC" else y.shape[-2:]
+        return f"{width} x {height}"
+    return f"{' x '.join(str(v) for v in y.shape)} {y.dtype}"
 
 
 def _write_output(path: Path, y: np.ndarray, layout: str, stretch: bool, *, alpha: bool) -> None:
