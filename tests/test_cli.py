@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 import shutil
+import sqlite3
 import subprocess
 import sys
 import time
@@ -25,7 +26,8 @@ from typer.testing import CliRunner
 import wgpuconv
 from wgpuconv import demo
 from wgpuconv.bench.session import Session
-from wgpuconv.cli import app, options, output, tune
+from wgpuconv.cli import app, options, output, run, tune
+from wgpuconv.cli import demo as demo_command
 from wgpuconv.errors import DeviceLostError
 from wgpuconv.images import read_image, write_image
 from wgpuconv.problem import ACTIVATIONS
@@ -293,6 +295,9 @@ def test_run_filters_an_image_and_keeps_its_size(folder: Path) -> None:
     y = read_image(folder / "y.png")
     assert y.shape == (3, 296, 448)
     assert (y.min(), y.max()) == (0, 1)
+    assert run._size(Path("y.png"), y, "NCHW") == "448 x 296"
+    assert run._size(Path("y.png"), y.transpose(1, 2, 0), "NHWC") == "448 x 296"
+    assert run._size(Path("y.npy"), y, "NCHW") == "3 x 296 x 448 float32"
 
 
 def test_explain_shows_the_choice_and_the_refusals(folder: Path) -> None:
@@ -313,6 +318,8 @@ def test_tune_stores_what_cache_shows_and_carries(folder: Path) -> None:
     assert found["source"] == "tuned"
     assert found["seconds"] > 0
     assert found["measured"] >= 2
+    text = invoke("tune", "--full", depthwise).stdout
+    assert text.splitlines()[-1] == "Of 1, 1 stored, 0 guessed."
     (again,) = json.loads(invoke("tune", "--full", depthwise, "--json").stdout)
     assert (again["source"], again["config"]) == ("stored", found["config"])
 
@@ -327,6 +334,23 @@ def test_tune_stores_what_cache_shows_and_carries(folder: Path) -> None:
     assert json.loads(invoke("cache", "info", "--json").stdout)["devices"] == info["devices"]
 
 
+def test_tune_refuses_where_nothing_can_be_stored(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WGPUCONV_CACHE_DIR", "photo.jpg/cache")
+    text = sentence("tune", TINY)
+    assert "nothing can be stored in the folder photo.jpg/cache" in text
+    assert "Not a directory" in text
+    assert "in WGPUCONV_CACHE_DIR" in text
+    monkeypatch.setenv("WGPUCONV_CACHE_DIR", ".")
+    other = sqlite3.connect(default_path())
+    other.execute("CREATE TABLE other (x)")
+    other.close()
+    assert "is a database of another program" in sentence("tune", TINY)
+    default_path().write_bytes(b"corrupt" * 1000)  # which tuning renames and replaces
+    Store(default_path()).require_writable()
+
+
 def test_tune_says_first_that_a_software_driver_is_not_measured(
     folder: Path, device: wgpuconv.Device
 ) -> None:
@@ -336,6 +360,7 @@ def test_tune_says_first_that_a_software_driver_is_not_measured(
     assert done.stderr.count("\n") == 1
     assert "--full measures it" in done.stderr
     assert "a software driver" not in done.stdout
+    assert done.stdout.splitlines()[-1] == "Of 1, 0 stored, 1 guessed."
     assert "us" not in done.stdout.splitlines()[0].split()  # nothing was measured
 
 
@@ -463,20 +488,55 @@ def test_bench_reads_a_model(folder: Path) -> None:
     )  # fmt: skip
 
 
-def test_an_interrupted_bench_keeps_what_it_has(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("complete", "out", "expected"),
+    [
+        (1, "--out b.json", "interrupted: 1 of 2 problems are in b.json"),
+        (1, "", "interrupted: 1 of 2 problems are complete"),
+        (0, "--out b.json", "interrupted before the first problem was complete; b.json is as it"),
+        (0, "--out new.json", "first problem was complete; no file was made"),
+    ],
+)
+def test_an_interrupted_bench_keeps_and_says_what_it_has(
+    complete: int, out: str, expected: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = Session.measure
 
     def interrupted(*arguments: Any, **more: Any) -> Any:
-        yield next(plain(*arguments, **more))
+        for _ in range(complete):
+            yield next(plain(*arguments, **more))
         raise KeyboardInterrupt
 
+    sample_run().save(Path("b.json"))
+    earlier = Path("b.json").read_text(encoding="utf-8")
     monkeypatch.setattr(Session, "measure", interrupted)
-    options = shlex.split("--algorithms direct --peers none --out b.json")
-    done = CliRunner().invoke(app, ["bench", TINY, TINY, *options])
-    assert done.exit_code not in (0, 2)
-    assert len(json.loads(Path("b.json").read_text(encoding="utf-8"))["results"]) == 1
+    options = shlex.split("--algorithms direct --peers none")
+    done = invoke("bench", TINY, TINY, *options, *shlex.split(out), status=130)
+    assert expected in done.stderr
+    found = Path("b.json").read_text(encoding="utf-8")
+    if complete and out:
+        assert len(json.loads(found)["results"]) == 1
+    else:
+        assert found == earlier
+    assert not Path("new.json").exists()
+    assert not list(folder.glob(".*"))
+
+
+def test_a_result_that_cannot_be_written_leaves_the_earlier_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "b.json"
+    path.write_text("earlier", encoding="utf-8")
+
+    def full(self: Path, *_: Any, **__: Any) -> None:
+        self.write_bytes(b"{")
+        raise OSError("no space left")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match="no space"):
+        sample_run().save(path)
+    assert path.read_text(encoding="utf-8") == "earlier"
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_the_help_of_bench_shows_its_options_and_what_reads_results() -> None:
@@ -500,13 +560,33 @@ def test_demo_writes_a_picture_and_compares(folder: Path, monkeypatch: pytest.Mo
     text = invoke("demo", "-o", "p.png").stdout
     assert str(folder / "p.png") in text.replace("\n", "")
     assert "The tuner takes" in text
-    assert "wgpuconv run PHOTO sharpen out.png" in text.splitlines()[-1]
+    assert " run PHOTO.jpg sharpen out.png" in text.splitlines()[-1]
     assert "col2im" in text
     pixels = read_image(folder / "p.png")
     assert pixels.std() > 0.1
     found = json.loads(invoke("demo", "-o", "p.png", "--json").stdout)
     assert found["picture"] == "p.png"
     assert found["results"]
+
+
+@pytest.mark.parametrize(
+    ("script", "installed", "expected"),
+    [
+        ("{here}/.venv/bin/wgpuconv", True, "wgpuconv"),
+        ("{here}/.venv/bin/wgpuconv", False, ".venv/bin/wgpuconv"),
+        (".venv/bin/wgpuconv", False, ".venv/bin/wgpuconv"),
+        ("/my tools/wgpuconv", False, "'/my tools/wgpuconv'"),
+        ("/lib/wgpuconv/__main__.py", False, "/usr/bin/python3 -m wgpuconv"),
+    ],
+)
+def test_what_the_demo_says_to_type_is_found_by_the_shell(
+    script: str, installed: bool, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [script.format(here=tmp_path)])
+    monkeypatch.setattr(sys, "executable", "/usr/bin/python3")
+    monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}" if installed else None)
+    assert demo_command.program() == expected
 
 
 # ---- errors and warnings ----
@@ -537,10 +617,11 @@ def test_demo_writes_a_picture_and_compares(folder: Path, monkeypatch: pytest.Mo
         (f"bench '{TINY}' --layout nwhc", "'nchw' or 'nhwc', got 'nwhc'"),
         (f"explain '{TINY}' -a col2im", "does not apply"),
         (f"explain '{TINY}' -d wgpu:99", "no device 'wgpu:99'"),
-        ("run absent.jpg blur y.png", "absent.jpg: No such file or directory"),
+        ("run absent.jpg blur y.png", "there is no file absent.jpg"),
+        ("run PHOTO blur y.png", "there is no file PHOTO"),
         ("run x.npy absent.npy y.npy", "absent.npy: No such file or directory"),
-        ("run x.npy w.npy y.xyz", "the output must be an image or an .npy file"),
-        ("run x.txt w.npy y.npy", "the input must be an image or an .npy file"),
+        ("run x.npy w.npy y.xyz", "the output's name must end in .png, .jpg"),
+        ("run model.onnx w.npy y.npy", "the input's name must end in .png, .jpg"),
         ("run photo.jpg bloom y.png", "the filters are blur"),
         ("run x.npy w.npy y.png", "1 or 3 channels make an image, got 5"),
         ("run x.npy w.npy y.npy --activation clip", "is written clip,low,high, as in clip,0,6"),
@@ -573,6 +654,28 @@ def test_an_error_is_one_sentence(arguments: str, expected: str, folder: Path) -
 @pytest.mark.parametrize(
     "arguments",
     [
+        "x.npy w.npy y.xyz",
+        "x.txt w.npy y.npy",
+        "absent.npy w.npy y.npy",
+        "photo.jpg bloom y.png",
+        "x.npy w.npy absent/y.npy",
+        "x.npy w.npy y.npy --stride 1.5",
+        "x.npy w.npy y.npy --padding reflect",
+        "x.npy w.npy y.npy --dilation a",
+        "x.npy w.npy y.npy --bias abc",
+        "x.npy w.npy y.npy --activation tan",
+    ],
+)
+def test_run_opens_no_device_for_wrong_arguments(
+    arguments: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "open_device", lambda *_: pytest.fail("a device was opened"))
+    assert sentence("run", *arguments.split())
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
         ["walk"],
         ["bench"],
         ["bench", "--json", "report", "x.json"],
@@ -597,6 +700,18 @@ def test_an_error_wraps_at_words_on_a_terminal(
     assert len(lines) == 3
     assert max(len(line) for line in lines) <= 40
     assert set(" ".join(lines).split()) == {"error:", "word"}
+
+
+def test_a_line_of_stdout_wraps_at_words_on_a_terminal_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for terminal, count in ((True, 3), (False, 1)):
+        console = Console(force_terminal=terminal, no_color=True, width=40)
+        monkeypatch.setattr(output, "out", console)
+        output.line("word " * 20)
+        lines = capsys.readouterr().out.splitlines()
+        assert len(lines) == count
+        assert set(" ".join(lines).split()) == {"word"}
 
 
 def test_an_error_in_red_and_its_traceback_on_demand(monkeypatch: pytest.MonkeyPatch) -> None:

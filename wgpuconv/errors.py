@@ -10,7 +10,7 @@ who knows nothing of this package would catch::
     │   ├── UnknownAlgorithmError            no algorithm of that name
     │   └── AlgorithmRefusedError            the named algorithm does not apply; says why
     ├── TuningError (ValueError)             a tuning mode or budget that makes no sense
-    ├── StoreError (ValueError)              a tuning bundle that cannot be read or written
+    ├── StoreError (ValueError)              a tuning bundle or store that cannot be used
     ├── BenchError (ValueError)              a benchmark that cannot be run or read
     ├── DeviceError (RuntimeError)
     │   ├── NoAdapterError                   nothing to run on; says what to install

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import statistics
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
@@ -158,7 +159,18 @@ class Run:
         return {"format": FORMAT, **asdict(self)}
 
     def save(self, path: Path) -> None:
-        path.write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
+        """Whatever ends the process meanwhile, an earlier file of that name stays whole."""
+        text = json.dumps(self.to_json(), indent=1) + "\n"
+        target = path.resolve()
+        if (target.exists() and not target.is_file()) or not os.access(target.parent, os.W_OK):
+            path.write_text(text, encoding="utf-8")  # a pipe, say, which nothing can replace
+            return
+        unfinished = target.with_name(f".{target.name}.{os.getpid()}")
+        try:
+            unfinished.write_text(text, encoding="utf-8")
+            unfinished.replace(target)
+        finally:
+            unfinished.unlink(missing_ok=True)
 
 
 def load(path: Path) -> Run:

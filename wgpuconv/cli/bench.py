@@ -38,6 +38,7 @@ from .output import (
     out,
     show,
     significant,
+    stopped,
     table,
     warn,
 )
@@ -185,13 +186,19 @@ def command(
         session = Session(
             ours, asked, baseline=baseline, rounds=rounds, measures=measures, tell=ready
         )
+        interrupted = False
         with session:
             try:
                 _measure(session, entries, work, quiet=as_json, absent=peers is not None)
+            except KeyboardInterrupt:
+                interrupted = True
             finally:  # what was measured is kept, however it ends
                 run = session.run()
-                if out_file is not None:
+                if out_file is not None and run.results:
                     run.save(out_file)
+    if interrupted:
+        stopped(_interruption(len(run.results), len(entries), out_file))
+        raise typer.Exit(INTERRUPTED)
     if as_json:
         emit_json(run.to_json())
     else:
@@ -207,6 +214,19 @@ app.command("report", epilog=examples(*bench_report.REPORT_EXAMPLES))(bench_repo
 app.command("compare", epilog=examples(*bench_report.COMPARE_EXAMPLES))(
     bench_report.compare_command
 )
+
+
+INTERRUPTED = 130
+"""The exit status that shells give to what Ctrl-C ended."""
+
+
+def _interruption(done: int, total: int, file: Path | None) -> str:
+    if not done:
+        before = "interrupted before the first problem was complete"
+        if file is None:
+            return before
+        return f"{before}; {file} is as it was" if file.exists() else f"{before}; no file was made"
+    return f"interrupted: {done} of {total} problems are {f'in {file}' if file else 'complete'}"
 
 
 def _words(text: str | None) -> tuple[str, ...]:

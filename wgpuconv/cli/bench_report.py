@@ -13,7 +13,7 @@ from ..bench.report import page
 from ..bench.result import load
 from ..errors import BenchError
 from .options import JsonOption
-from .output import check_folder, complain, emit_json, micro, note, out, show, table, warn
+from .output import check_folder, complain, emit_json, line, micro, note, out, show, table, warn
 
 REPORT_EXAMPLES = (
     "wgpuconv bench report result.json -o report.html",
@@ -137,11 +137,10 @@ def _print(found: Comparison, every: bool) -> None:
         out.print("Nothing of ours is in both results.")
         return
     counts = [sum(d.verdict == v for d in found.ours) for v in ("slower", "faster", "same")]
-    out.print(
+    line(
         f"Ours on {len(found.ours)}: geometric mean {percent(found.mean)}, "
         f"worst {percent(worst.ratio)} ({worst.problem} on {worst.on}); "
-        "{} slower, {} faster, {} the same within the noise.".format(*counts),
-        soft_wrap=True,
+        "{} slower, {} faster, {} the same within the noise.".format(*counts)
     )
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
+import shutil
+import sys
 import time
 from pathlib import Path
 from typing import Annotated
@@ -67,4 +70,22 @@ def command(
         "us: device time of one run. error: largest difference from float64 over the largest "
         f"output. *: what the tuner takes. All in {time.perf_counter() - begin:.0f} s."
     )
-    out.print("Now a picture of your own: wgpuconv run PHOTO sharpen out.png")
+    out.print(
+        f"Now a picture of your own: {program()} run PHOTO.jpg sharpen out.png",
+        soft_wrap=True,
+    )
+
+
+def program() -> str:
+    """What runs this command again in the user's shell, whose PATH may not have it."""
+    if shutil.which("wgpuconv"):
+        return "wgpuconv"
+    script = Path(sys.argv[0])
+    if script.name == "__main__.py":
+        return f"{_as_typed(Path(sys.executable))} -m wgpuconv"
+    return _as_typed(script)
+
+
+def _as_typed(program: Path) -> str:
+    path, here = program.absolute(), Path.cwd()
+    return shlex.quote(str(path.relative_to(here) if path.is_relative_to(here) else path))

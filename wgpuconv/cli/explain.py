@@ -32,13 +32,13 @@ def command(
     ],
     algorithm: AlgorithmOption = "auto",
     everything: Annotated[
-        bool, typer.Option("--all", help="All candidates, not the few best of each algorithm.")
+        bool, typer.Option("--all", help="Every candidate, not the best of each algorithm.")
     ] = False,
     device: DeviceOption = None,
     tune: TuneOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show every candidate for a problem, what it costs, and the choice.
+    """Show the best candidates of each algorithm (--all: every one), what they cost, and the choice.
 
     Candidates that were measured come first, then those that the cost model only guessed.
     'us' is the measured time of one run, 'guess us' what the model says.

@@ -33,6 +33,11 @@ def warn(sentence: str) -> None:
     _remark(f"warning: {sentence}", "yellow")
 
 
+def stopped(sentence: str) -> None:
+    """How far a command came that the user ended."""
+    _remark(sentence, "bold")
+
+
 def hint(sentence: str) -> None:
     """What to know about a result that stands on stdout, or is about to."""
     _remark(f"note: {sentence}", "dim")
@@ -41,6 +46,11 @@ def hint(sentence: str) -> None:
 def _remark(sentence: str, style: str) -> None:
     """On stderr: wrapped at words on a terminal, else one line however long it is."""
     err.print(Text(" ".join(sentence.split()), style=style), soft_wrap=not err.is_terminal)
+
+
+def line(sentence: str) -> None:
+    """On stdout: wrapped at words on a terminal, else one line however long it is."""
+    out.print(Text(sentence), soft_wrap=not out.is_terminal)
 
 
 def note(sentence: str) -> None:

@@ -12,7 +12,7 @@ import typer
 from .. import ops
 from ..errors import DtypeError, ProblemError
 from ..filters import FILTERS, depthwise, kernel
-from ..images import is_image, read_image, write_image
+from ..images import SUFFIXES, is_image, read_image, write_image
 from ..problem import parse_activation
 from .options import (
     AlgorithmOption,
@@ -21,7 +21,7 @@ from .options import (
     TuneOption,
     open_device,
 )
-from .output import Work, check_folder, emit_json, hint, out
+from .output import Work, check_folder, emit_json, hint, line
 
 EXAMPLES = (
     "wgpuconv run photo.jpg sharpen sharp.png",
@@ -91,8 +91,10 @@ def command(
 
     An image has values from 0 to 1; what a written image cannot show is clipped.
     """
+    # All that can be wrong with the arguments is said before a device is opened.
+    if not _is_file_of_ours(output):
+        raise ProblemError(f"the output's name must end in {_SUFFIXES}, got {str(output)!r}")
     check_folder(output)
-    on = open_device(device, tune)
     layout = layout.upper()
     x = _read_input(input, layout)
     channels = x.shape[-1 if layout == "NHWC" else -3] if x.ndim >= 3 else 0
@@ -114,16 +116,16 @@ def command(
         "layout": layout,
         "precision": precision,
         "algorithm": algorithm,
-        "device": on,
     }
     function: Any = ops.conv2d
     if transpose:
         function = ops.conv_transpose2d
         arguments["output_padding"] = _numbers("output-padding", output_padding)
+    on = open_device(device, tune)
     with Work(1) as work:
         on.tuner.progress = work.stage
         work.tell(f"{input} on {on.name}")
-        y = function(x, w, **arguments)
+        y = function(x, w, **arguments, device=on)
     _write_output(output, y, layout, stretch, alpha=is_image(input) and channels == 4)
     if as_json:
         emit_json(
@@ -137,15 +139,23 @@ def command(
             }
         )
     else:
-        shape = " x ".join(str(v) for v in y.shape)
-        out.print(f"{output}: {shape} {y.dtype}, computed on {on.name}", soft_wrap=True)
+        line(f"{output}: {_size(output, y, layout)}, computed on {on.name}")
+
+
+_SUFFIXES = f"{', '.join(SUFFIXES)} or .npy"
+
+
+def _is_file_of_ours(path: Path) -> bool:
+    return path.suffix == ".npy" or is_image(path)
 
 
 def _read_input(path: Path, layout: str) -> np.ndarray:
+    if not path.exists():
+        raise ProblemError(f"there is no file {path}")
+    if not _is_file_of_ours(path):
+        raise ProblemError(f"the input's name must end in {_SUFFIXES}, got {str(path)!r}")
     if path.suffix == ".npy":
         return _read_array(str(path))
-    if not is_image(path):
-        raise ProblemError(f"the input must be an image or an .npy file, got {str(path)!r}")
     image = read_image(path)
     return image if layout == "NCHW" else np.ascontiguousarray(image.transpose(1, 2, 0))
 
@@ -197,13 +207,19 @@ def _keep_size(taps: int, dilation: str) -> str:
     return ",".join(str(d * (taps - 1) // 2) for d in pairs)
 
 
+def _size(path: Path, y: np.ndarray, layout: str) -> str:
+    """An image's width and height, as its viewers say it; an array's shape and dtype."""
+    if is_image(path):
+        height, width = y.shape[-3:-1] if layout == "NHWC" else y.shape[-2:]
+        return f"{width} x {height}"
+    return f"{' x '.join(str(v) for v in y.shape)} {y.dtype}"
+
+
 def _write_output(path: Path, y: np.ndarray, layout: str, stretch: bool, *, alpha: bool) -> None:
     """``alpha`` says whether a fourth channel is the input image's transparency."""
     if path.suffix == ".npy":
         np.save(path, y)
         return
-    if not is_image(path):
-        raise ProblemError(f"the output must be an image or an .npy file, got {str(path)!r}")
     if y.ndim == 4 and len(y) == 1:
         y = y[0]
     if y.ndim != 3:

@@ -7,8 +7,9 @@ from typing import Annotated, Any
 import typer
 
 from ..plan import Config
+from ..tuning.store import Store, default_path
 from .options import DeviceOption, JsonOption, Tune, open_device
-from .output import Work, config_text, emit_json, hint, micro, note, show, table
+from .output import Work, config_text, emit_json, hint, micro, note, out, show, table
 from .problems import BatchOption, LimitOption, OnnxOption, ProblemsArgument, SizeOption, chosen
 
 EXAMPLES = (
@@ -42,6 +43,7 @@ def command(
     entries = chosen(
         problems, onnx, batch=batch, size=size, dtype=dtype, layout=layout, limit=limit
     )
+    Store(default_path()).require_writable()
     on = open_device(device, Tune.full if full else Tune.auto)
     by_model_only = on.facts.software and not full
     if by_model_only:
@@ -89,6 +91,8 @@ def command(
     reasons = () if by_model_only else (row["note"] for row in found if row["source"] == "model")
     for reason in dict.fromkeys(reasons):
         note(f"By the cost model alone where it says 'model': {reason}.")
+    stored = sum(row["source"] in ("tuned", "stored") for row in found)
+    out.print(f"Of {len(found)}, {stored} stored, {len(found) - stored} guessed.")
 
 
 def _main_part(config: Config) -> Config:

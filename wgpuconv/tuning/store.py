@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from ..errors import TuningWarning
+from ..errors import StoreError, TuningWarning
 from ..plan import Config, candidate_label
 from ..problem import ConvProblem
 
@@ -359,6 +359,23 @@ class Store:
         if self._writable:
             self._guarded(lambda: _exists(self.path) and self._write(_DELETE_ALL))
         return count
+
+    def require_writable(self) -> None:
+        """Raises StoreError where nothing would outlast the process; asked before long work."""
+        import sqlite3
+
+        if self.path is None:
+            return
+        try:
+            # Beginning alone succeeds on a file that cannot be written.
+            self._write([(f"PRAGMA user_version = {_SCHEMA_VERSION}", ())])
+        except (_ForeignError, sqlite3.Error, OSError) as error:
+            if not _is_corrupt(error):  # else it is moved aside when there is something to store
+                reason = getattr(error, "strerror", None) or error
+                raise StoreError(
+                    f"nothing can be stored in the folder {self.path.parent} "
+                    f"({self.path.name}: {reason}); name another one in {ENV_CACHE_DIR}"
+                ) from error
 
     # ---- the file ----
 
