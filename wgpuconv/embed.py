@@ -7,11 +7,11 @@ from typing import Any
 
 from .device import Device, default_device
 from .dtypes import ALLOWED, as_dtype, dtype_name, numpy_dtype
-from .errors import DtypeError, MixedDevicesError, ProblemError, kind_of
+from .errors import DtypeError, ProblemError, kind_of
 from .ops import Parameters, problem_of, refuse_overlap
 from .plan import Plan
 from .problem import DTYPES, ConvProblem, Op
-from .tensor import Tensor, as_device
+from .tensor import Tensor, as_device, mixed_devices
 
 
 class EncodablePlan:
@@ -79,10 +79,7 @@ class EncodablePlan:
 
     def _check(self, role: str, value: Tensor) -> None:
         if value.device is not self.device:
-            raise MixedDevicesError(
-                f"{role} lives on {value.device!r}, but the plan is for another Device, "
-                f"{self.device!r}"
-            )
+            raise mixed_devices(role, value.device, "the plan", self.device)
         problem = self.problem
         images = {"input": problem.input_shape, "out": problem.out_shape}
         images["residual"] = problem.out_shape

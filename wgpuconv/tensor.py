@@ -118,12 +118,22 @@ def common_device(wanted: Device | None, **arrays: Any) -> Device:
     for name, value in arrays.items():
         if isinstance(value, Tensor):
             if found is not None and value.device is not found:
-                raise MixedDevicesError(
-                    f"{name} lives on {value.device!r}, but the call runs on another Device, "
-                    f"{found!r}; copy it there with wgpuconv.tensor(t.numpy(), device)"
-                )
+                raise mixed_devices(name, value.device, "the call", found)
             found = value.device
     return found or default_device()
+
+
+def mixed_devices(name: str, its: Device, user: str, wanted: Device) -> MixedDevicesError:
+    """The error for a tensor on another device than its user's."""
+    if repr(its) == repr(wanted):
+        return MixedDevicesError(
+            f"{name} and {user} use two Device objects of the same name ({its.name}); each "
+            "Device() is its own: make one and pass it everywhere, or leave device= out"
+        )
+    return MixedDevicesError(
+        f"{name} lives on {its!r}, but {user} is for another Device, {wanted!r}; copy it there "
+        "with wgpuconv.tensor(t.numpy(), device)"
+    )
 
 
 def _checked_shape(shape: Sequence[int]) -> tuple[int, ...]:
