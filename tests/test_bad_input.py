@@ -73,7 +73,27 @@ CASES: dict[str, Case] = {
     ),
     "residual that is no array": (
         lambda d: conv2d(X, W, residual=1.0, device=d),
-        errors.DtypeError, TypeError, "residual must be a numpy array or a wgpuconv.Tensor",
+        errors.DtypeError, TypeError, "numpy array or a wgpuconv.Tensor of values, got a float$",
+    ),
+    "input that is a list": (
+        lambda d: conv2d([[1.0]], W, device=d),
+        errors.DtypeError, TypeError, r"got a list; pass numpy.asarray\(value, numpy.float32\)$",
+    ),
+    "input that is nothing": (
+        lambda d: conv2d(None, W, device=d),
+        errors.DtypeError, TypeError, "input must be a numpy array .* got None$",
+    ),
+    "weight that is a number": (
+        lambda d: conv2d(X, 3, device=d),
+        errors.DtypeError, TypeError, "weight must be a numpy array .* got an int$",
+    ),
+    "tensor of a string": (
+        lambda d: tensor("a", d),
+        errors.DtypeError, TypeError, "^tensor takes an array of numbers, got a str$",
+    ),
+    "tensor of nothing": (
+        lambda d: tensor(None, d),
+        errors.DtypeError, TypeError, "^tensor takes an array of numbers, got None$",
     ),
     "residual on another device": (
         lambda d: conv2d(X, W, residual=tensor(ones(2, 6, 4, 4), Device()), device=d),

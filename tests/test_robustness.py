@@ -153,7 +153,7 @@ def test_mapped_buffer(spec: str) -> None:
 def test_buffer_of_another_device(spec: str) -> None:
     device, other = Device(spec), Device(spec)
     weight = tensor(WEIGHT, device)
-    with pytest.raises(MixedDevicesError, match="(weight|input) and the call use two"):
+    with pytest.raises(MixedDevicesError, match=r"(weight|input) and the call use two"):
         conv2d(tensor(INPUT, other), weight)
     with pytest.raises(MixedDevicesError, match="input and the call use two"):
         conv2d(tensor(INPUT, other), WEIGHT, device=device)

@@ -7,7 +7,7 @@ from typing import Any
 
 from .device import Device, default_device
 from .dtypes import ALLOWED, as_dtype, dtype_name, numpy_dtype
-from .errors import DtypeError, ProblemError, kind_of
+from .errors import DtypeError, ProblemError, described
 from .ops import Parameters, problem_of, refuse_overlap
 from .plan import Plan
 from .problem import DTYPES, ConvProblem, Op
@@ -183,7 +183,7 @@ def _plan(
     for name, there in added.items():
         if not isinstance(there, bool):
             raise DtypeError(
-                f"{name} says whether there is one, True or False, got a {kind_of(there)}; the "
+                f"{name} says whether there is one, True or False, got {described(there)}; the "
                 "array goes to encode"
             )
     problem = problem_of(op, input_shape, weight_shape, None, _dtype_name(dtype), parameters)

@@ -10,7 +10,7 @@ import numpy as np
 from . import foreign
 from .device import Device, plugins
 from .dtypes import dtype_name, numpy_dtype, numpy_name
-from .errors import DtypeError, ProblemError
+from .errors import DtypeError, ProblemError, described
 from .plan import READ
 from .problem import ConvProblem, Op
 from .tensor import Tensor, as_device, checked_dtype, common_device, tensor
@@ -294,12 +294,9 @@ def common_dtype(**arrays: Any) -> Any:
         if value is None and name in ("bias", "residual"):
             continue
         if not isinstance(value, (np.ndarray, Tensor)):
-            how = ".detach().cpu().numpy()" if hasattr(value, "detach") else "numpy.asarray"
-            if hasattr(value, "__dlpack__") and plugins():
-                how += f", or name a device that takes it as it is ({', '.join(plugins())})"
             raise DtypeError(
                 f"{name} must be a numpy array or a wgpuconv.Tensor of values, got "
-                f"{type(value).__module__}.{type(value).__name__}; convert an array with {how}"
+                f"{described(value)}{_how_to_convert(value)}"
             )
         if dtype is None:
             first, dtype = name, checked_dtype(value.dtype, name)
@@ -309,3 +306,20 @@ def common_dtype(**arrays: Any) -> Any:
                 f"convert one with .astype({numpy_name(dtype)})"
             )
     return dtype
+
+
+def _how_to_convert(value: Any) -> str:
+    """What makes an array that is taken of a value, as the end of a message; empty for what has
+    no array in it."""
+    if foreign.is_array(value):
+        on_gpu = foreign.in_cuda_memory(value)
+        host = ".detach().cpu().numpy()" if on_gpu else ".detach().numpy()"
+        how = host if hasattr(value, "detach") else "numpy.asarray"
+        if on_gpu and plugins():
+            how += f", or name a device that takes it as it is ({', '.join(plugins())})"
+        return f"; convert it with {how}"
+    if isinstance(value, (list, tuple)):
+        return "; pass numpy.asarray(value, numpy.float32)"
+    if foreign.is_array(getattr(value, "weight", None)):  # a layer, of torch.nn for one
+        return "; pass its .weight"
+    return ""

@@ -12,7 +12,7 @@ import numpy as np
 
 from .device import Device, default_device, shared_device
 from .dtypes import ALLOWED, as_dtype, dtype_name
-from .errors import DtypeError, MixedDevicesError, ProblemError
+from .errors import DtypeError, MixedDevicesError, ProblemError, described
 from .plan import align
 
 HOW_TO_CONVERT = "convert it with .astype(numpy.float32)"
@@ -97,7 +97,9 @@ class Tensor:
 
 def tensor(array: Any, device: Device | str | None = None) -> Tensor:
     """Copies a float32, float16 or bfloat16 (of ml_dtypes) array to a device."""
-    array = np.asarray(array, order="C")
+    value, array = array, np.asarray(array, order="C")
+    if array.dtype.kind in "OSU" and not isinstance(value, (np.ndarray, list, tuple)):
+        raise DtypeError(f"tensor takes an array of numbers, got {described(value)}")
     made = Tensor._made(array.shape, checked_dtype(array.dtype), as_device(device))
     made.device.backend.write(made.buffer, array)
     return made
