@@ -87,6 +87,15 @@ CASES: dict[str, Case] = {
         lambda d: conv2d(X, 3, device=d),
         errors.DtypeError, TypeError, "weight must be a numpy array .* got an int$",
     ),
+    "numbers of channels": (
+        lambda d: Conv2d(8, 16, 3, device=d),
+        errors.DtypeError, TypeError,
+        r"Conv2d takes the weight array \(K, C/groups, R, S\), not numbers of channels as torch.nn",
+    ),
+    "a layer as weight": (
+        lambda d: Conv2d(Conv2d(W, device=d), device=d),
+        errors.DtypeError, TypeError, "got a wgpuconv.Conv2d; pass its .weight$",
+    ),
     "tensor of a string": (
         lambda d: tensor("a", d),
         errors.DtypeError, TypeError, "^tensor takes an array of numbers, got a str$",

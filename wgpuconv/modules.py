@@ -9,6 +9,7 @@ from typing import Any
 from . import foreign
 from .device import Device
 from .dtypes import dtype_name
+from .errors import DtypeError
 from .ops import Parameters, common_dtype, problem_of, run
 from .problem import ConvProblem, Op
 from .tensor import Tensor, as_device, common_device, tensor
@@ -31,6 +32,13 @@ class _Module:
         device: Device | str | None,
         workspace_limit: int | None,
     ) -> None:
+        if isinstance(weight, Integral):
+            form = "(K, C/groups, R, S)" if self._op == "conv2d" else "(C, K/groups, R, S)"
+            name = type(self).__name__
+            raise DtypeError(
+                f"{name} takes the weight array {form}, not numbers of channels as "
+                f"torch.nn.{name} does"
+            )
         given = {"weight": weight, "bias": bias}
         host = foreign.host_of(as_device(device), given)
         if host is not None:
