@@ -608,10 +608,14 @@ def identity_of(provider: Provider, info: Any, *, trusted: bool = True) -> Ident
     """The identity of an adapter, by its info."""
     return Identity(
         backend=f"{provider.name}{'' if trusted else '-checked'}",
-        adapter=f"{info['device']} ({info['backend_type']})",
+        adapter=adapter_name(info),
         driver=info["description"] or info["vendor"],
         versions=provider.version,
     )
+
+
+def adapter_name(info: Any) -> str:
+    return f"{info['device']} ({info['backend_type']})"
 
 
 def _refuse_to_destroy() -> None:
