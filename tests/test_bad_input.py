@@ -90,7 +90,7 @@ CASES: dict[str, Case] = {
     "numbers of channels": (
         lambda d: Conv2d(8, 16, 3, device=d),
         errors.DtypeError, TypeError,
-        r"Conv2d takes the weight array \(K, C/groups, R, S\), not numbers of channels as torch.nn",
+        r"^a Conv2d takes the weight array \(K, C/groups, R, S\), not numbers of channels",
     ),
     "a layer as weight": (
         lambda d: Conv2d(Conv2d(W, device=d), device=d),
@@ -179,7 +179,7 @@ CASES: dict[str, Case] = {
     ),
     "integers": (
         lambda d: conv2d(X.astype(np.int32), W.astype(np.int32), device=d),
-        errors.DtypeError, TypeError, "must have dtype float32, float16 or bfloat16, got int32",
+        errors.DtypeError, TypeError, "must have dtype float32 or float16, got int32",
     ),
     "layout": (
         lambda d: conv2d(X, W, layout="CHWN", device=d),

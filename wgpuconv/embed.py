@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from .device import Device, default_device
-from .dtypes import ALLOWED, as_dtype, dtype_name, numpy_dtype
+from .dtypes import as_dtype, dtype_name, numpy_dtype
 from .errors import DtypeError, ProblemError, described
 from .ops import Parameters, problem_of, refuse_overlap
 from .plan import Plan
-from .problem import DTYPES, ConvProblem, Op
-from .tensor import Tensor, as_device, mixed_devices
+from .problem import ConvProblem, Op
+from .tensor import Tensor, as_device, dtypes_of, mixed_devices
 
 
 class EncodablePlan:
@@ -186,19 +186,21 @@ def _plan(
                 f"{name} says whether there is one, True or False, got {described(there)}; the "
                 "array goes to encode"
             )
-    problem = problem_of(op, input_shape, weight_shape, None, _dtype_name(dtype), parameters)
+    on = as_device(device)
+    name = _dtype_name(dtype, on)
+    problem = problem_of(op, input_shape, weight_shape, None, name, parameters)
     problem = problem.with_(**added)
-    on = as_device(device) or default_device()
+    on = on or default_device()
     compiled = on.compiled(problem, algorithm=algorithm, workspace_limit=workspace_limit)
     return EncodablePlan(on, compiled)
 
 
-def _dtype_name(dtype: Any) -> str:
+def _dtype_name(dtype: Any, on: Device | None) -> str:
     """A dtype's name in problems, which numpy's dtypes and their names stand for as well."""
     try:
         name = dtype_name(as_dtype(dtype))
     except TypeError:
         name = ""
     if not name:
-        raise DtypeError(f"dtype must be {ALLOWED} ({', '.join(DTYPES)}), got {dtype!r}")
+        raise DtypeError(f"dtype must be {dtypes_of(on)}, got {dtype!r}")
     return name

@@ -187,7 +187,7 @@ def _convolve(
             return _compiled(host, op, four, dtype, parameters, choice, channels_last=last), None
 
         return foreign.convolve(host, given, parameters.layout, plan)
-    dtype = common_dtype(input=x, weight=weight, bias=bias, residual=residual)
+    dtype = common_dtype(on, input=x, weight=weight, bias=bias, residual=residual)
     on = common_device(on, input=x, weight=weight, bias=bias, residual=residual, out=out)
     added = (getattr(bias, "shape", None), getattr(residual, "shape", None))
     shapes = (x.shape, weight.shape, *added)
@@ -287,8 +287,9 @@ def _check_out(out: Any, shape: tuple[int, ...], dtype: Any, x: Any) -> None:
         raise ProblemError("out must be writeable, got a read-only array")
 
 
-def common_dtype(**arrays: Any) -> Any:
-    """The one dtype of all arguments; all but a bias and a residual must be there."""
+def common_dtype(on: Device | None, **arrays: Any) -> Any:
+    """The one dtype of all arguments; all but a bias and a residual must be there. Errors name
+    what the device takes, where it is known."""
     first, dtype = "", None
     for name, value in arrays.items():
         if value is None and name in ("bias", "residual"):
@@ -299,7 +300,7 @@ def common_dtype(**arrays: Any) -> Any:
                 f"{described(value)}{_how_to_convert(value)}"
             )
         if dtype is None:
-            first, dtype = name, checked_dtype(value.dtype, name)
+            first, dtype = name, checked_dtype(value.dtype, name, on)
         elif value.dtype != dtype:
             raise DtypeError(
                 f"{name} must have the {first}'s dtype {dtype}, got {value.dtype}; "
