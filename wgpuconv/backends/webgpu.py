@@ -58,6 +58,8 @@ _WANTED_LIMITS = {
     "storage_alignment": "min-storage-buffer-offset-alignment",
     "uniform_alignment": "min-uniform-buffer-offset-alignment",
 }
+_OF_ANOTHER_DEVICE = ("doesn't match Device with", "is associated with [Device")
+"""How wgpu and Dawn refuse a buffer of another device."""
 _WANTED_FEATURES = ("shader-f16", "timestamp-query")
 
 
@@ -244,6 +246,11 @@ class WebGpuBackend:
         except self.provider.api.GPUValidationError as error:
             if _is_lost(error):
                 raise
+            if any(words in str(error) for words in _OF_ANOTHER_DEVICE):
+                raise ProblemError(
+                    f"the buffer of the {role} belongs to another {self.provider.name} device; "
+                    "give one of this device"
+                ) from error
             raise ProblemError(
                 f"the buffer of the {role} cannot be used on this device: {_first_line(error)}"
             ) from error
