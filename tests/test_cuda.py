@@ -703,8 +703,9 @@ def test_without_cupy(plugin_found: None, monkeypatch: pytest.MonkeyPatch) -> No
         return builtins.__import__(name, fromlist=["x"])
 
     monkeypatch.setattr(importlib, "import_module", import_module)
-    with pytest.raises(MissingExtraError, match=r"pip install 'wgpuconv\[cuda\]'"):
+    with pytest.raises(MissingExtraError, match=r"pip install 'wgpuconv\[cuda\]'") as caught:
         Device("cuda")
+    assert caught.value.__suppress_context__  # one traceback, which ends with the advice
     (found,) = [d for d in devices() if d.backend == "cuda"]
     assert "pip install 'wgpuconv[cuda]'" in str(found.problem)
     assert "pip install 'cupy-cuda12x>=14' 'ml_dtypes>=0.5'" in str(found.problem)

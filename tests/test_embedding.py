@@ -266,7 +266,7 @@ def test_bad_input(app: Application) -> None:
     with pytest.raises(DtypeError, match="encoder must be a GPUCommandEncoder or a GPUComputePass"):
         without.encode(app.gpu.queue, input=some, weight=more[0], out=more[1])
     weight = Tensor.empty(SECOND.weight_shape, device=Device())
-    with pytest.raises(MixedDevicesError, match="weight lives on"):
+    with pytest.raises(MixedDevicesError, match=r"weight (lives on|and the plan use two)"):
         without.encode(encoder, input=some, weight=weight, out=more[1])
     with pytest.raises(TypeError):
         without.encode(encoder, some, more[0], more[1])  # by name only: too easy to mix up
@@ -301,7 +301,7 @@ def test_tensors_that_are_not_the_plans(app: Application) -> None:
 def test_planning_bad_input(device: Device) -> None:
     shapes = FIRST.input_shape, FIRST.weight_shape
     for arguments, kind, says in (
-        ({"dtype": "float64"}, DtypeError, "float32, float16 or bfloat16"),
+        ({"dtype": "float64"}, DtypeError, "must be float32 or float16, got"),
         ({"stride": 0}, ProblemError, "stride must be positive"),
         ({"groups": 2}, ProblemError, "groups must divide"),
         ({"groups": "2"}, DtypeError, "groups must be an integer"),
@@ -355,7 +355,7 @@ def test_dtypes_and_shapes_of_a_plan(device: Device) -> None:
     for dtype in ("f32", "float32", np.float32, np.dtype(np.float32)):
         plan = plan_conv2d((1, 2, 5, 5), (3, 2, 3, 3), dtype=dtype, device=device)
         assert plan.problem.dtype == "f32"
-    with pytest.raises(DtypeError, match=r"or bfloat16 \(f32, f16, bf16\), got 'float64'"):
+    with pytest.raises(DtypeError, match="must be float32 or float16, got 'float64'"):
         plan_conv2d((1, 2, 5, 5), (3, 2, 3, 3), dtype="float64", device=device)
     with pytest.raises(DtypeError, match="input_shape must be a shape, got an array; pass its"):
         plan_conv2d(np.ones((1, 2, 5, 5), np.float32), (3, 2, 3, 3), device=device)

@@ -216,7 +216,7 @@ print([name for name in ("torch", "cupy", "onnx", "typer", "rich") if name in sy
 def test_arrays_of_torch_by_numpy(device: Device) -> None:
     torch = pytest.importorskip("torch")
     x = torch.ones(1, 1, 3, 3)
-    with pytest.raises(DtypeError, match=r"got torch\.Tensor; convert an array with \.detach"):
+    with pytest.raises(DtypeError, match=r"got a torch\.Tensor; .* with \.detach\(\)\.numpy\(\)$"):
         wgpuconv.conv2d(x, x, device=device)
     assert tensor(x, device).shape == (1, 1, 3, 3)
     assert wgpuconv.conv2d(x.numpy(), x.numpy(), device=device) == 9
@@ -537,7 +537,7 @@ def test_modules_of_many_channels(device: Device) -> None:
 
 def test_module_bad_input(device: Device) -> None:
     w = np.ones((2, 3, 3, 3), np.float32)
-    with pytest.raises(DtypeError, match=r"must have dtype float32, .* or bfloat16, got float64"):
+    with pytest.raises(DtypeError, match=r"must have dtype float32 or float16, got float64"):
         Conv2d(w.astype(np.float64), device=device)
     with pytest.raises(DtypeError, match="bias must have the weight's dtype"):
         Conv2d(w, np.ones(2, np.float16), device=device)

@@ -12,8 +12,8 @@ from typing import Any
 
 from .algorithms import Algorithm, find
 from .backends.base import Compiled, Identity
-from .backends.provider import PROVIDERS, Provider, provider
-from .backends.webgpu import WebGpuBackend, identity_of, open_device
+from .backends.provider import PROVIDERS, Provider, is_installed, provider
+from .backends.webgpu import WebGpuBackend, adapter_name, identity_of, open_device
 from .errors import (
     DeviceError,
     DtypeError,
@@ -427,12 +427,14 @@ def _open(spec: str | None, trusted: bool, limits: Limits | None) -> Any:
         source = provider("wgpu")
         adapters = source.adapters()
         if spec is not None:
-            matching = [a for a in adapters if spec.lower() in a.info["device"].lower()]
+            matching = [a for a in adapters if _is_named(a, spec)]
             if adapters and not matching:
                 names = ", ".join(repr(a.info["device"]) for a in adapters)
+                installed = [name for name in PROVIDERS if is_installed(name)]
+                kinds = ", ".join([*map(repr, installed), *plugins()])
                 raise NoAdapterError(
-                    f"no device is named like {spec!r}{origin}; there are {names}, and the "
-                    f"names {', '.join(PROVIDERS)} for the best adapter of each implementation"
+                    f"no device is named like {spec!r}{origin}; there are {names}, and {kinds} "
+                    "for the best one of each kind; 'wgpuconv devices' lists all"
                 )
             adapters = matching
     if not adapters:
@@ -445,6 +447,12 @@ def _open(spec: str | None, trusted: bool, limits: Limits | None) -> Any:
 def plugins() -> list[str]:
     """The names of devices that other packages, or our own extras, bring along."""
     return [repr(entry.name) for entry in importlib.metadata.entry_points(group=PLUGIN_GROUP)]
+
+
+def _is_named(adapter: Any, spec: str) -> bool:
+    """Whether a spec is a part of an adapter's name, or that name as a Device prints it."""
+    wanted = spec.lower()
+    return wanted in adapter.info["device"].lower() or wanted == adapter_name(adapter.info).lower()
 
 
 def _open_plugin(entry: importlib.metadata.EntryPoint, spec: str | None) -> Any:

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from .device import Device, default_device
-from .dtypes import ALLOWED, as_dtype, dtype_name, numpy_dtype
-from .errors import DtypeError, MixedDevicesError, ProblemError, kind_of
+from .dtypes import as_dtype, dtype_name, numpy_dtype
+from .errors import DtypeError, ProblemError, described
 from .ops import Parameters, problem_of, refuse_overlap
 from .plan import Plan
-from .problem import DTYPES, ConvProblem, Op
-from .tensor import Tensor, as_device
+from .problem import ConvProblem, Op
+from .tensor import Tensor, as_device, dtypes_of, mixed_devices
 
 
 class EncodablePlan:
@@ -79,10 +79,7 @@ class EncodablePlan:
 
     def _check(self, role: str, value: Tensor) -> None:
         if value.device is not self.device:
-            raise MixedDevicesError(
-                f"{role} lives on {value.device!r}, but the plan is for another Device, "
-                f"{self.device!r}"
-            )
+            raise mixed_devices(role, value.device, "the plan", self.device)
         problem = self.problem
         images = {"input": problem.input_shape, "out": problem.out_shape}
         images["residual"] = problem.out_shape
@@ -186,22 +183,24 @@ def _plan(
     for name, there in added.items():
         if not isinstance(there, bool):
             raise DtypeError(
-                f"{name} says whether there is one, True or False, got a {kind_of(there)}; the "
+                f"{name} says whether there is one, True or False, got {described(there)}; the "
                 "array goes to encode"
             )
-    problem = problem_of(op, input_shape, weight_shape, None, _dtype_name(dtype), parameters)
+    on = as_device(device)
+    name = _dtype_name(dtype, on)
+    problem = problem_of(op, input_shape, weight_shape, None, name, parameters)
     problem = problem.with_(**added)
-    on = as_device(device) or default_device()
+    on = on or default_device()
     compiled = on.compiled(problem, algorithm=algorithm, workspace_limit=workspace_limit)
     return EncodablePlan(on, compiled)
 
 
-def _dtype_name(dtype: Any) -> str:
+def _dtype_name(dtype: Any, on: Device | None) -> str:
     """A dtype's name in problems, which numpy's dtypes and their names stand for as well."""
     try:
         name = dtype_name(as_dtype(dtype))
     except TypeError:
         name = ""
     if not name:
-        raise DtypeError(f"dtype must be {ALLOWED} ({', '.join(DTYPES)}), got {dtype!r}")
+        raise DtypeError(f"dtype must be {dtypes_of(on)}, got {dtype!r}")
     return name

@@ -116,3 +116,11 @@ def kind_of(value: Any) -> str:
     kind = type(value)
     package = kind.__module__.partition(".")[0]
     return kind.__qualname__ if package == "builtins" else f"{package}.{kind.__qualname__}"
+
+
+def described(value: Any) -> str:
+    """A value by its type, with the article: ``a list``, ``an int``, ``None``."""
+    if value is None:
+        return "None"
+    kind = kind_of(value)
+    return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"

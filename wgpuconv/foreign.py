@@ -15,10 +15,12 @@ import numpy as np
 from .backends.base import Guest, Guests
 from .device import Device, default_device, plugins
 from .dtypes import dtype_name, numpy_dtype
-from .errors import DtypeError, MixedDevicesError, NoAdapterError, ProblemError, kind_of
+from .errors import DtypeError, MixedDevicesError, NoAdapterError, ProblemError, described, kind_of
 from .plan import READ
 from .tensor import Tensor, common_device
 
+DLPACK_CUDA = (2, 13)
+"""kDLCUDA and kDLCUDAManaged: the kinds of device of DLPack whose memory CUDA kernels can read."""
 _OURS = (np.ndarray, Tensor, type(None))
 
 Planner = Callable[[dict[str, tuple[int, ...]], str, bool], tuple[Any, Any]]
@@ -37,7 +39,7 @@ def host_of(device: Device | None, arrays: dict[str, Any]) -> Device | None:
         return None
     on = device
     if on is None:
-        found = [name for name, value in theirs.items() if _is_array(value)]
+        found = [name for name, value in theirs.items() if is_array(value)]
         if not found:
             return None  # no arrays, for which a device need not be opened
         on = next((v.device for v in arrays.values() if isinstance(v, Tensor)), None)
@@ -48,10 +50,10 @@ def host_of(device: Device | None, arrays: dict[str, Any]) -> Device | None:
         return None
     for name, value in arrays.items():
         if name not in taken and value is not None and not isinstance(value, Tensor):
-            if not _is_array(value):
+            if not is_array(value):
                 raise DtypeError(
                     f"the {name} must be an array, as the {taken[0]} "
-                    f"({kind_of(arrays[taken[0]])}) is, got a {kind_of(value)}"
+                    f"({kind_of(arrays[taken[0]])}) is, got {described(value)}"
                 )
             raise MixedDevicesError(
                 f"the {name} ({kind_of(value)}) is not in the memory of {on.name}, where the "
@@ -60,8 +62,18 @@ def host_of(device: Device | None, arrays: dict[str, Any]) -> Device | None:
     return on
 
 
-def _is_array(value: Any) -> bool:
+def is_array(value: Any) -> bool:
     return hasattr(value, "shape") and hasattr(value, "dtype")
+
+
+def in_cuda_memory(value: Any) -> bool:
+    """Whether an array says that it lies in a CUDA device's memory."""
+    if hasattr(value, "is_cuda"):  # PyTorch's, whose class has the other attributes anyway
+        return bool(value.is_cuda)
+    if hasattr(value, "__dlpack_device__"):
+        return int(value.__dlpack_device__()[0]) in DLPACK_CUDA
+    # Of the class: the attribute itself may raise.
+    return hasattr(type(value), "__cuda_array_interface__")
 
 
 def _default(name: str, value: Any) -> Device:

@@ -9,6 +9,7 @@ from typing import Any
 from . import foreign
 from .device import Device
 from .dtypes import dtype_name
+from .errors import DtypeError
 from .ops import Parameters, common_dtype, problem_of, run
 from .problem import ConvProblem, Op
 from .tensor import Tensor, as_device, common_device, tensor
@@ -31,18 +32,26 @@ class _Module:
         device: Device | str | None,
         workspace_limit: int | None,
     ) -> None:
+        if isinstance(weight, Integral):
+            form = "(K, C/groups, R, S)" if self._op == "conv2d" else "(C, K/groups, R, S)"
+            name = type(self).__name__
+            raise DtypeError(
+                f"a {name} takes the weight array {form}, not numbers of channels as "
+                f"torch.nn.{name} does"
+            )
         given = {"weight": weight, "bias": bias}
-        host = foreign.host_of(as_device(device), given)
+        on = as_device(device)
+        host = foreign.host_of(on, given)
         if host is not None:
-            device = host
+            on = host
             weight, bias = (
                 value
                 if value is None or isinstance(value, Tensor)
                 else foreign.copied(host, name, value)
                 for name, value in given.items()
             )
-        self._dtype = common_dtype(weight=weight, bias=bias)
-        self.device = common_device(as_device(device), weight=weight, bias=bias)
+        self._dtype = common_dtype(on, weight=weight, bias=bias)
+        self.device = common_device(on, weight=weight, bias=bias)
         self.weight = weight if isinstance(weight, Tensor) else tensor(weight, self.device)
         self.bias = bias if bias is None or isinstance(bias, Tensor) else tensor(bias, self.device)
         self._parameters = parameters
@@ -87,7 +96,7 @@ class _Module:
                 self._parameters.layout,
                 lambda shapes, _, last: self._plan(shapes["input"], shapes.get("residual"), last),
             )
-        common_dtype(weight=self.weight, input=input, residual=residual)
+        common_dtype(self.device, weight=self.weight, input=input, residual=residual)
         common_device(self.device, **theirs)
         shape = None if residual is None else residual.shape
         compiled, prepared = self._plan(input.shape, shape, False)

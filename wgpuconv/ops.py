@@ -10,7 +10,7 @@ import numpy as np
 from . import foreign
 from .device import Device, plugins
 from .dtypes import dtype_name, numpy_dtype, numpy_name
-from .errors import DtypeError, ProblemError
+from .errors import DtypeError, ProblemError, described
 from .plan import READ
 from .problem import ConvProblem, Op
 from .tensor import Tensor, as_device, checked_dtype, common_device, tensor
@@ -187,7 +187,7 @@ def _convolve(
             return _compiled(host, op, four, dtype, parameters, choice, channels_last=last), None
 
         return foreign.convolve(host, given, parameters.layout, plan)
-    dtype = common_dtype(input=x, weight=weight, bias=bias, residual=residual)
+    dtype = common_dtype(on, input=x, weight=weight, bias=bias, residual=residual)
     on = common_device(on, input=x, weight=weight, bias=bias, residual=residual, out=out)
     added = (getattr(bias, "shape", None), getattr(residual, "shape", None))
     shapes = (x.shape, weight.shape, *added)
@@ -287,25 +287,40 @@ def _check_out(out: Any, shape: tuple[int, ...], dtype: Any, x: Any) -> None:
         raise ProblemError("out must be writeable, got a read-only array")
 
 
-def common_dtype(**arrays: Any) -> Any:
-    """The one dtype of all arguments; all but a bias and a residual must be there."""
+def common_dtype(on: Device | None, **arrays: Any) -> Any:
+    """The one dtype of all arguments; all but a bias and a residual must be there. Errors name
+    what the device takes, where it is known."""
     first, dtype = "", None
     for name, value in arrays.items():
         if value is None and name in ("bias", "residual"):
             continue
         if not isinstance(value, (np.ndarray, Tensor)):
-            how = ".detach().cpu().numpy()" if hasattr(value, "detach") else "numpy.asarray"
-            if hasattr(value, "__dlpack__") and plugins():
-                how += f", or name a device that takes it as it is ({', '.join(plugins())})"
             raise DtypeError(
                 f"{name} must be a numpy array or a wgpuconv.Tensor of values, got "
-                f"{type(value).__module__}.{type(value).__name__}; convert an array with {how}"
+                f"{described(value)}{_how_to_convert(value)}"
             )
         if dtype is None:
-            first, dtype = name, checked_dtype(value.dtype, name)
+            first, dtype = name, checked_dtype(value.dtype, name, on)
         elif value.dtype != dtype:
             raise DtypeError(
                 f"{name} must have the {first}'s dtype {dtype}, got {value.dtype}; "
                 f"convert one with .astype({numpy_name(dtype)})"
             )
     return dtype
+
+
+def _how_to_convert(value: Any) -> str:
+    """What makes an array that is taken of a value, as the end of a message; empty for what has
+    no array in it."""
+    if foreign.is_array(value):
+        on_gpu = foreign.in_cuda_memory(value)
+        host = ".detach().cpu().numpy()" if on_gpu else ".detach().numpy()"
+        how = host if hasattr(value, "detach") else "numpy.asarray"
+        if on_gpu and plugins():
+            how += f", or name a device that takes it as it is ({', '.join(plugins())})"
+        return f"; convert it with {how}"
+    if isinstance(value, (list, tuple)):
+        return "; pass numpy.asarray(value, numpy.float32)"
+    if foreign.is_array(getattr(value, "weight", None)):  # a layer, of torch.nn for one
+        return "; pass its .weight"
+    return ""

@@ -12,7 +12,7 @@ import numpy as np
 
 from .device import Device, default_device, shared_device
 from .dtypes import ALLOWED, as_dtype, dtype_name
-from .errors import DtypeError, MixedDevicesError, ProblemError
+from .errors import DtypeError, MixedDevicesError, ProblemError, described
 from .plan import align
 
 HOW_TO_CONVERT = "convert it with .astype(numpy.float32)"
@@ -42,7 +42,7 @@ class Tensor:
         cls, shape: Sequence[int], dtype: Any = np.float32, device: Device | None = None
     ) -> Tensor:
         """A tensor with undefined contents."""
-        return cls._made(_checked_shape(shape), checked_dtype(dtype), device)
+        return cls._made(_checked_shape(shape), checked_dtype(dtype, device=device), device)
 
     @classmethod
     def _made(cls, shape: tuple[int, ...], dtype: np.dtype[Any], device: Device | None) -> Tensor:
@@ -62,7 +62,7 @@ class Tensor:
         The tensor begins where the buffer does. It must neither be mapped nor destroyed while
         it is used.
         """
-        shape, dtype = _checked_shape(shape), checked_dtype(dtype)
+        shape, dtype = _checked_shape(shape), checked_dtype(dtype, device=device)
         device.backend.check_usable(buffer)
         needed = align(math.prod(shape) * dtype.itemsize, 4)  # bindings and copies count words
         if buffer.size < needed:
@@ -97,8 +97,11 @@ class Tensor:
 
 def tensor(array: Any, device: Device | str | None = None) -> Tensor:
     """Copies a float32, float16 or bfloat16 (of ml_dtypes) array to a device."""
-    array = np.asarray(array, order="C")
-    made = Tensor._made(array.shape, checked_dtype(array.dtype), as_device(device))
+    value, array = array, np.asarray(array, order="C")
+    if array.dtype.kind in "OSU" and not isinstance(value, (np.ndarray, list, tuple)):
+        raise DtypeError(f"tensor takes an array of numbers, got {described(value)}")
+    on = as_device(device)
+    made = Tensor._made(array.shape, checked_dtype(array.dtype, device=on), on)
     made.device.backend.write(made.buffer, array)
     return made
 
@@ -118,12 +121,22 @@ def common_device(wanted: Device | None, **arrays: Any) -> Device:
     for name, value in arrays.items():
         if isinstance(value, Tensor):
             if found is not None and value.device is not found:
-                raise MixedDevicesError(
-                    f"{name} lives on {value.device!r}, but the call runs on another Device, "
-                    f"{found!r}; copy it there with wgpuconv.tensor(t.numpy(), device)"
-                )
+                raise mixed_devices(name, value.device, "the call", found)
             found = value.device
     return found or default_device()
+
+
+def mixed_devices(name: str, its: Device, user: str, wanted: Device) -> MixedDevicesError:
+    """The error for a tensor on another device than its user's."""
+    if repr(its) == repr(wanted):
+        return MixedDevicesError(
+            f"{name} and {user} use two Device objects of the same name ({its.name}); each "
+            "Device() is its own: make one and pass it everywhere, or leave device= out"
+        )
+    return MixedDevicesError(
+        f"{name} lives on {its!r}, but {user} is for another Device, {wanted!r}; copy it there "
+        "with wgpuconv.tensor(t.numpy(), device)"
+    )
 
 
 def _checked_shape(shape: Sequence[int]) -> tuple[int, ...]:
@@ -136,14 +149,26 @@ def _checked_shape(shape: Sequence[int]) -> tuple[int, ...]:
     return checked
 
 
-def checked_dtype(dtype: Any, name: str = "the array") -> np.dtype[Any]:
+def dtypes_of(device: Device | None) -> str:
+    """The dtypes that a device convolves, for messages; all of them where none is known yet."""
+    if device is None:
+        return ALLOWED
+    facts = device.facts
+    names = {"float32": True, "float16": facts.f16, "bfloat16": facts.bf16}
+    *first, last = [name for name, there in names.items() if there]
+    return f"{', '.join(first)} or {last}" if first else last
+
+
+def checked_dtype(
+    dtype: Any, name: str = "the array", device: Device | None = None
+) -> np.dtype[Any]:
     try:
         found = as_dtype(dtype)
     except TypeError:
-        raise DtypeError(f"{name} must have dtype {ALLOWED}, got {dtype!r}") from None
+        raise DtypeError(f"{name} must have dtype {dtypes_of(device)}, got {dtype!r}") from None
     if not dtype_name(found):
         raise DtypeError(
-            f"{name} must have dtype {ALLOWED}, got {found}"
+            f"{name} must have dtype {dtypes_of(device)}, got {found}"
             f"{' in foreign byte order' if dtype_name(found.newbyteorder()) else ''}; "
             f"{HOW_TO_CONVERT}"
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
+import importlib.util
 import os
 import threading
 from typing import Any
@@ -157,6 +157,11 @@ class Provider:
             return float(library.wgpuQueueGetTimestampPeriod(device.queue._internal))
         except AttributeError:
             return 1.0  # Dawn converts to nanoseconds itself
+
+
+def is_installed(name: str) -> bool:
+    """Whether the package of a provider can be found; it is not imported."""
+    return importlib.util.find_spec(PROVIDERS[name]) is not None
 
 
 _providers: dict[str, Provider] = {}

@@ -58,6 +58,8 @@ _WANTED_LIMITS = {
     "storage_alignment": "min-storage-buffer-offset-alignment",
     "uniform_alignment": "min-uniform-buffer-offset-alignment",
 }
+_OF_ANOTHER_DEVICE = ("doesn't match Device with", "is associated with [Device")
+"""How wgpu and Dawn refuse a buffer of another device."""
 _WANTED_FEATURES = ("shader-f16", "timestamp-query")
 
 
@@ -244,6 +246,11 @@ class WebGpuBackend:
         except self.provider.api.GPUValidationError as error:
             if _is_lost(error):
                 raise
+            if any(words in str(error) for words in _OF_ANOTHER_DEVICE):
+                raise ProblemError(
+                    f"the buffer of the {role} belongs to another {self.provider.name} device; "
+                    "give one of this device"
+                ) from error
             raise ProblemError(
                 f"the buffer of the {role} cannot be used on this device: {_first_line(error)}"
             ) from error
@@ -608,10 +615,14 @@ def identity_of(provider: Provider, info: Any, *, trusted: bool = True) -> Ident
     """The identity of an adapter, by its info."""
     return Identity(
         backend=f"{provider.name}{'' if trusted else '-checked'}",
-        adapter=f"{info['device']} ({info['backend_type']})",
+        adapter=adapter_name(info),
         driver=info["description"] or info["vendor"],
         versions=provider.version,
     )
+
+
+def adapter_name(info: Any) -> str:
+    return f"{info['device']} ({info['backend_type']})"
 
 
 def _refuse_to_destroy() -> None:

@@ -18,14 +18,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from ...backends.base import Buffers, Guest
 from ...dtypes import ALLOWED, dtype_name, numpy_dtype
 from ...errors import DtypeError, MixedDevicesError, kind_of
+from ...foreign import in_cuda_memory
 from ...problem import DTYPES
 from .buffer import ALIGNMENT, CudaBuffer
 
 if TYPE_CHECKING:
     from .backend import CudaBackend
 
-_CUDA = (2, 13)
-"""kDLCUDA and kDLCUDAManaged: the kinds of device of DLPack whose memory kernels can read."""
 _UNREADABLE = (AttributeError, BufferError, RuntimeError, TypeError, ValueError)
 """What libraries raise for an array without the memory that they were asked for."""
 
@@ -129,14 +128,7 @@ class CudaGuests:
         self._torch: Torch | None = None
 
     def takes(self, value: Any) -> bool:
-        if isinstance(value, self._api.ndarray):
-            return True
-        if self._torch_of(value) is not None:
-            return bool(value.is_cuda)
-        if hasattr(value, "__dlpack_device__"):
-            return int(value.__dlpack_device__()[0]) in _CUDA
-        # Of the class: the attribute itself may raise.
-        return hasattr(type(value), "__cuda_array_interface__")
+        return isinstance(value, self._api.ndarray) or in_cuda_memory(value)
 
     def receive(self, name: str, value: Any, *, channels_last: bool | None) -> Guest:
         library, array, view, dtype = self._read(name, value)

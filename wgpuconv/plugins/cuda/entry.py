@@ -21,9 +21,9 @@ def cupy() -> Any:
     try:
         found = importlib.import_module("cupy")
     except ImportError as error:
-        missing = isinstance(error, ModuleNotFoundError) and error.name == "cupy"
-        why = "it is not installed" if missing else f"it cannot be imported ({error})"
-        raise _no_cupy(why) from error
+        if isinstance(error, ModuleNotFoundError) and error.name == "cupy":
+            raise _no_cupy("it is not installed") from None
+        raise _no_cupy(f"it cannot be imported ({error})") from error
     if int(found.__version__.partition(".")[0]) < LEAST_CUPY:
         raise _no_cupy(f"the one installed is {found.__version__}")
     return found
