@@ -184,7 +184,7 @@ class Stranger:
 )
 def test_other_kinds_are_refused(device: Device, thing: Any) -> None:
     w = np.ones((1, 1, 2, 2), np.float32)
-    with pytest.raises(DtypeError, match=r"input must be a numpy array or .*numpy.asarray"):
+    with pytest.raises(DtypeError, match="input must be a numpy array or a"):
         wgpuconv.conv2d(thing, w, device=device)
     with pytest.raises(DtypeError, match="weight must be a numpy array"):
         wgpuconv.conv2d(w, thing, device=device)
@@ -374,15 +374,15 @@ def test_tensor_calls_do_not_wait(device: Device, monkeypatch: pytest.MonkeyPatc
 def test_mixed_devices(device: Device) -> None:
     other = Device()
     x, w = np.ones((1, 1, 3, 3), np.float32), np.ones((1, 1, 1, 1), np.float32)
-    with pytest.raises(MixedDevicesError, match=r"weight lives on .*wgpuconv.tensor\(t.numpy"):
+    with pytest.raises(MixedDevicesError, match="weight and the call use two Device objects of"):
         wgpuconv.conv2d(tensor(x, device), tensor(w, other))
-    with pytest.raises(MixedDevicesError, match="out lives on"):
+    with pytest.raises(MixedDevicesError, match="out and the call use two Device objects"):
         wgpuconv.conv2d(tensor(x, device), w, out=Tensor.empty((1, 1, 3, 3), device=other))
-    with pytest.raises(MixedDevicesError, match="input lives on"):
+    with pytest.raises(MixedDevicesError, match="input and the call use two Device objects"):
         wgpuconv.conv2d(tensor(x, device), w, device=other)
-    with pytest.raises(MixedDevicesError, match="weight lives on"):
+    with pytest.raises(MixedDevicesError, match="weight and the call use two Device objects"):
         Conv2d(tensor(w, other), device=device)
-    with pytest.raises(MixedDevicesError, match="input lives on"):
+    with pytest.raises(MixedDevicesError, match="input and the call use two Device objects"):
         Conv2d(w, device=device)(tensor(x, other))
     assert issubclass(MixedDevicesError, ValueError)
 
@@ -573,7 +573,7 @@ from wgpuconv.dtypes import dtype_name
 from wgpuconv.embed import _dtype_name
 from wgpuconv.tensor import checked_dtype
 assert "ml_dtypes" not in sys.modules
-assert dtype_name(checked_dtype("bfloat16")) == "bf16" == _dtype_name("bfloat16")
+assert dtype_name(checked_dtype("bfloat16")) == "bf16" == _dtype_name("bfloat16", None)
 assert [checked_dtype(n).itemsize for n in ("f32", "f16", "float16")] == [4, 2, 2]
 """
     subprocess.run([sys.executable, "-c", code], check=True)
