@@ -16,7 +16,7 @@ venv=.venv
 swiftshader=$venv/share/swiftshader
 
 good_mesa=25         # older lavapipe leaves loops early, silently: wrong results, no error
-oldest_python=3.11   # as in pyproject.toml; pip would refuse too, but later and less clearly
+oldest_python=3.10   # as in pyproject.toml; pip would refuse too, but later and less clearly
 newest_python=3.14   # the newest one that is looked for by name
 
 say() { printf 'setup: %s\n' "$*"; }

@@ -10,7 +10,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tomllib
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -48,6 +47,11 @@ from wgpuconv.plugins.cuda.source import (
 )
 from wgpuconv.problem import ACTIVATIONS, Activation, ConvProblem
 from wgpuconv.tuning.verify import Check
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 ARCHITECTURES = ("75", "80", "86", "89", "90a", "100", "120")
 PROBLEMS = [

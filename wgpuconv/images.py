@@ -43,7 +43,8 @@ def read_image(path: Path) -> np.ndarray:
     except (OSError, SyntaxError, ValueError) as error:  # pillow raises these for broken files
         raise ProblemError(f"{path} cannot be read as an image: {error}") from error
     pixels = pixels.reshape(*pixels.shape[:2], -1)
-    return np.ascontiguousarray(pixels.transpose(2, 0, 1)) / np.float32(255)
+    values: np.ndarray = np.ascontiguousarray(pixels.transpose(2, 0, 1)) / np.float32(255)
+    return values
 
 
 def to_pixels(values: np.ndarray) -> np.ndarray:

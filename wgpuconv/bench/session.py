@@ -146,7 +146,7 @@ class Session:
     def run(self) -> Run:
         """All that was found so far."""
         return Run(
-            date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            date=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
             wgpuconv=__version__,
             commit=self._commit,
             method=method(self.rules),

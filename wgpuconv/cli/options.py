@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
+from enum import Enum
 from typing import Annotated
 
 import typer
@@ -11,7 +11,7 @@ from ..device import Device
 from ..problem import ACTIVATIONS
 
 
-class Tune(StrEnum):
+class Tune(str, Enum):
     """When to measure: see the tuner."""
 
     auto = "auto"
