@@ -48,21 +48,7 @@ class Direct(Algorithm):
                 WORKGROUP=workgroup,
                 CHANNELS_LAST=p.layout == "NHWC",
             ).ending_as(p),
-            params(
-                n=p.n,
-                h=p.h,
-                w=p.w,
-                out_h=p.out_h,
-                out_w=p.out_w,
-                c_group=p.c_group,
-                k_group=p.k_group,
-                groups=p.groups,
-                r=p.r,
-                s=p.s,
-                **window_params(p),
-                **strides(p)._asdict(),
-                **activation_params(p),
-            ),
+            direct_params(p),
             (
                 ("x", Region("input")),
                 ("weight", Region("weight")),
@@ -83,3 +69,23 @@ class Direct(Algorithm):
         span = waits * facts.latency + problem.reduction * 8 * filters * facts.cycle
         sums = roofline(problem, facts, efficiency=efficiency, waste=waste, span=span)
         return sums + problem.out_bytes / facts.bandwidth  # stored when all sums are done
+
+
+def direct_params(problem: ConvProblem) -> tuple[tuple[str, int | float], ...]:
+    """What a kernel that computes a pixel from the tensors as they lie is told."""
+    p = problem
+    return params(
+        n=p.n,
+        h=p.h,
+        w=p.w,
+        out_h=p.out_h,
+        out_w=p.out_w,
+        c_group=p.c_group,
+        k_group=p.k_group,
+        groups=p.groups,
+        r=p.r,
+        s=p.s,
+        **window_params(p),
+        **strides(p)._asdict(),
+        **activation_params(p),
+    )

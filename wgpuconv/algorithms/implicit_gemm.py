@@ -20,13 +20,10 @@ from .base import (
     strides,
 )
 from .phases import (
-    MOST_COLUMNS,
-    MOST_PHASES,
-    MOST_ROWS,
     Phase,
-    count_phases,
     gather_params,
     phases,
+    refuse_gather,
     tap_table,
 )
 from .tiles import (
@@ -76,19 +73,9 @@ class ImplicitGemm(Algorithm):
         return configs
 
     def refuse(self, problem: ConvProblem, facts: Facts) -> str | None:
-        count = count_phases(problem)
-        if count > MOST_PHASES:
-            return (
-                f"needs at most {MOST_PHASES} phases of the stride, each of which is a dispatch, "
-                f"got {count} (stride {problem.stride[0]},{problem.stride[1]})"
-            )
-        rows = max(len(phase.h.taps) for phase in phases(problem))
-        columns = max(len(phase.w.taps) for phase in phases(problem))
-        if rows > MOST_ROWS or columns > MOST_COLUMNS:
-            return (
-                f"needs at most {MOST_ROWS} x {MOST_COLUMNS} taps that meet one output pixel, "
-                f"got {rows} x {columns}"
-            )
+        reason = refuse_gather(problem)
+        if reason is not None:
+            return reason
         return None if self.configs(problem, facts) else weight_too_large(problem, facts)
 
     @staticmethod

@@ -109,6 +109,32 @@ NEVER = -(2**31)
 """...the one that no pixel's mask has: the tap of a k past the end."""
 
 
+def refuse_phases(problem: ConvProblem) -> str | None:
+    """Why a dispatch for each phase of the stride would be too many; None where it is not."""
+    count = count_phases(problem)
+    if count <= MOST_PHASES:
+        return None
+    return (
+        f"needs at most {MOST_PHASES} phases of the stride, each of which is a dispatch, "
+        f"got {count} (stride {problem.stride[0]},{problem.stride[1]})"
+    )
+
+
+def refuse_gather(problem: ConvProblem) -> str | None:
+    """Why the pixels cannot be gathered by masks of taps; None where they can."""
+    too_many = refuse_phases(problem)
+    if too_many is not None:
+        return too_many
+    rows = max(len(phase.h.taps) for phase in phases(problem))
+    columns = max(len(phase.w.taps) for phase in phases(problem))
+    if rows > MOST_ROWS or columns > MOST_COLUMNS:
+        return (
+            f"needs at most {MOST_ROWS} x {MOST_COLUMNS} taps that meet one output pixel, "
+            f"got {rows} x {columns}"
+        )
+    return None
+
+
 def gather_params(problem: ConvProblem, phase: Phase, x: Strides, unit: int = 1) -> dict[str, int]:
     """Where the input elements of a phase's pixels lie, as the implicit GEMM shaders name it;
     strides in units of so many elements."""

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from ....algorithms.base import (
-    activation_params,
     bias_region,
-    params,
     roofline,
-    strides,
-    window_params,
 )
+from ....algorithms.direct import direct_params
 from ....facts import Facts
 from ....plan import Config, Pass, Plan, Region, Shader, Tables, ceil_div, grid_1d
 from ....problem import ConvProblem
@@ -46,21 +43,7 @@ class Direct(CudaAlgorithm):
                 CHANNELS_LAST=p.layout == "NHWC",
                 TRANSPOSED=p.transposed,
             ).ending_as(p),
-            params(
-                n=p.n,
-                h=p.h,
-                w=p.w,
-                out_h=p.out_h,
-                out_w=p.out_w,
-                c_group=p.c_group,
-                k_group=p.k_group,
-                groups=p.groups,
-                r=p.r,
-                s=p.s,
-                **window_params(p),
-                **strides(p)._asdict(),
-                **activation_params(p),
-            ),
+            direct_params(p),
             (
                 ("x", Region("input")),
                 ("weight", Region("weight")),

@@ -1,21 +1,15 @@
-"""The parameters of a gather, as the kernels name them."""
+"""Products of a gathered matrix: their tiles, and their parameters as the kernels name them."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
-from ....algorithms.base import strides
-from ....algorithms.phases import (
-    MOST_COLUMNS,
-    MOST_PHASES,
-    MOST_ROWS,
-    Phase,
-    count_phases,
-    phases,
-)
-from ....plan import ceil_div
+from ....algorithms.base import activation_params, strides
+from ....algorithms.phases import Phase, gather_params, phases
+from ....plan import Region, ceil_div
 from ....problem import ConvProblem
-from .lowering import Source
+from .base import output_bindings
+from .lowering import Lowering
 
 LEAST_STEPS = 4
 """Steps over k below which another split does not pay."""
@@ -31,65 +25,20 @@ class OutTile(Protocol):
     def m(self) -> int: ...
 
 
-def refuse_phases(problem: ConvProblem) -> str | None:
-    """Why a launch for each phase of the stride would be too many; None where it is not."""
-    count = count_phases(problem)
-    if count <= MOST_PHASES:
-        return None
-    return (
-        f"needs at most {MOST_PHASES} phases of the stride, each of which is a launch, "
-        f"got {count} (stride {problem.stride[0]},{problem.stride[1]})"
-    )
-
-
-def refuse_gather(problem: ConvProblem) -> str | None:
-    """Why the pixels cannot be gathered by masks of taps; None where they can."""
-    too_many = refuse_phases(problem)
-    if too_many is not None:
-        return too_many
-    rows = max(len(phase.h.taps) for phase in phases(problem))
-    columns = max(len(phase.w.taps) for phase in phases(problem))
-    if rows > MOST_ROWS or columns > MOST_COLUMNS:
-        return (
-            f"needs at most {MOST_ROWS} x {MOST_COLUMNS} taps that meet one output pixel, "
-            f"got {rows} x {columns}"
-        )
-    return None
+def phase_tiles(problem: ConvProblem, phase: Phase, tile: OutTile) -> int:
+    """Tiles of the outputs of a phase, of all groups."""
+    p = problem
+    return ceil_div(p.n * phase.pixels, tile.p) * ceil_div(p.k_group, tile.m) * p.groups
 
 
 def count_tiles(problem: ConvProblem, tile: OutTile) -> int:
-    """Tiles of the output, of all phases and groups."""
-    p = problem
-    per_phase = sum(ceil_div(p.n * phase.pixels, tile.p) for phase in phases(p))
-    return per_phase * ceil_div(p.k_group, tile.m) * p.groups
+    """Those of all phases."""
+    return sum(phase_tiles(problem, phase, tile) for phase in phases(problem))
 
 
 def most_splits(steps: int) -> int:
     """Into how many parts a sum of so many steps over k may be split."""
     return min(steps // LEAST_STEPS, MOST_SPLITS)
-
-
-def gather_params(problem: ConvProblem, phase: Phase, x: Source) -> dict[str, int]:
-    """A phase's output pixels, and where its taps lie in the input."""
-    return {
-        "pixels": problem.n * phase.pixels,
-        "q_hw": phase.pixels,
-        "q_w": phase.w.count,
-        "in_h": problem.h,
-        "in_w": problem.w,
-        "in_stride_h": phase.h.in_stride,
-        "in_stride_w": phase.w.in_stride,
-        "tap_rows": len(phase.h.taps),
-        "tap_columns": len(phase.w.taps),
-        "tap_h": phase.h.first_offset,
-        "tap_w": phase.w.first_offset,
-        "tap_step_h": phase.h.offset_step,
-        "tap_step_w": phase.w.offset_step,
-        "x_g": x.x_g,
-        "x_n": x.strides.x_n,
-        "x_h": x.strides.x_h,
-        "x_w": x.strides.x_w,
-    }
 
 
 def output_params(problem: ConvProblem, phase: Phase) -> dict[str, int]:
@@ -104,3 +53,33 @@ def output_params(problem: ConvProblem, phase: Phase) -> dict[str, int]:
         "y_w": phase.w.step * y.y_w,
         "m": problem.k_group,
     }
+
+
+def product_params(
+    lowering: Lowering, phase: Phase, tile: OutTile, *, steps: int, splits: int
+) -> dict[str, int | float]:
+    """What every kernel that gathers a matrix is told of a phase's product."""
+    p, x = lowering.problem, lowering.source
+    return {
+        **gather_params(p, phase, x.strides),
+        "x_g": x.x_g,
+        **output_params(p, phase),
+        "m_tiles": ceil_div(p.k_group, tile.m),
+        "p_tiles": ceil_div(p.n * phase.pixels, tile.p),
+        "groups": p.groups,
+        "k_steps": steps,
+        "splits": splits,
+        "y_elements": lowering.elements,
+        **activation_params(p),
+    }
+
+
+def product_bindings(
+    lowering: Lowering, packed: Region, taps: Region
+) -> tuple[tuple[str, Region], ...]:
+    return (
+        ("x", lowering.source.region),
+        ("packed", packed),
+        ("taps", taps),
+        *output_bindings(lowering.problem, lowering.bias, lowering.target),
+    )

@@ -11,12 +11,12 @@ from functools import lru_cache
 import numpy as np
 
 from ....algorithms.base import activation_params, params
-from ....algorithms.phases import Axis, Phase, phases
+from ....algorithms.phases import Axis, Phase, phases, refuse_phases
 from ....facts import Facts
 from ....plan import Config, Pass, Plan, Region, Shader, align, ceil_div, grid_1d
 from ....problem import ConvProblem
 from .base import CudaAlgorithm, output_bindings
-from .gather import output_params, refuse_phases
+from .gather import output_params
 from .lowering import Lowering, split_counts
 from .mma import (
     Tile,

@@ -11,14 +11,14 @@ from typing import NamedTuple
 import numpy as np
 
 from ....algorithms.base import activation_params, params
-from ....algorithms.phases import Phase, phases
+from ....algorithms.phases import Phase, phases, refuse_phases
 from ....errors import AlgorithmRefusedError
 from ....facts import Facts
 from ....plan import Config, Pass, Plan, Region, Shader, ceil_div, grid_1d
 from ....problem import ConvProblem
 from ..facts import cuda_facts
 from .base import CudaAlgorithm, output_bindings
-from .gather import output_params, refuse_phases
+from .gather import output_params
 from .halo_mma import first_offset, refuse_one_tap, span
 from .lowering import Lowering, Source, caller_input
 from .mma import Step, out_vector, overheads, pack, refuse_wgmma, source, weight_offsets

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ....algorithms.base import activation_params, params, roofline
-from ....algorithms.phases import Phase, phases, tap_table
+from ....algorithms.base import params, roofline
+from ....algorithms.phases import Phase, phases, refuse_gather, tap_table
 from ....facts import Facts
 from ....plan import Config, Pass, Plan, Region, Shader, ceil_div, grid_1d
 from ....problem import ConvProblem
-from .base import CudaAlgorithm, output_bindings
-from .gather import count_tiles, gather_params, most_splits, output_params, refuse_gather
+from .base import CudaAlgorithm
+from .gather import count_tiles, most_splits, phase_tiles, product_bindings, product_params
 from .lowering import Lowering, caller_input, partial_bytes, split_counts
 
 
@@ -119,9 +119,7 @@ class ImplicitGemm(CudaAlgorithm):
     def _pass(
         lowering: Lowering, tile: Tile, phase: Phase, steps: int, packed: Region, taps: Region
     ) -> Pass:
-        p, x, splits = lowering.problem, lowering.source, lowering.slices
-        m_tiles = ceil_div(p.k_group, tile.m)
-        p_tiles = ceil_div(p.n * phase.pixels, tile.p)
+        p, splits = lowering.problem, lowering.slices
         shader = Shader.of(
             "implicit_gemm",
             TILE_M=tile.m,
@@ -137,24 +135,9 @@ class ImplicitGemm(CudaAlgorithm):
         )
         return Pass(
             lowering.ending(shader),
-            params(
-                **gather_params(p, phase, x),
-                **output_params(p, phase),
-                m_tiles=m_tiles,
-                p_tiles=p_tiles,
-                groups=p.groups,
-                k_steps=steps,
-                splits=splits,
-                y_elements=lowering.elements,
-                **activation_params(p),
-            ),
-            (
-                ("x", x.region),
-                ("packed", packed),
-                ("taps", taps),
-                *output_bindings(p, lowering.bias, lowering.target),
-            ),
-            grid_1d(m_tiles * p_tiles * p.groups * splits, lowering.limits),
+            params(**product_params(lowering, phase, tile, steps=steps, splits=splits)),
+            product_bindings(lowering, packed, taps),
+            grid_1d(phase_tiles(p, phase, tile) * splits, lowering.limits),
         )
 
     def cost(self, problem: ConvProblem, config: Config, facts: Facts) -> float:

@@ -6,13 +6,13 @@ gather with masks is cuDNN's idea (Chetlur et al. 2014, arXiv:1410.0759).
 
 from __future__ import annotations
 
-from ....algorithms.base import activation_params, params
-from ....algorithms.phases import Phase, phases
+from ....algorithms.base import params
+from ....algorithms.phases import Phase, phases, refuse_gather
 from ....facts import Facts
 from ....plan import Config, Pass, Plan, Region, Shader, align, ceil_div, grid_1d
 from ....problem import ConvProblem
-from .base import CudaAlgorithm, output_bindings
-from .gather import count_tiles, gather_params, most_splits, output_params, refuse_gather
+from .base import CudaAlgorithm
+from .gather import count_tiles, most_splits, phase_tiles, product_bindings, product_params
 from .lowering import Lowering, split_counts
 from .mma import (
     Tile,
@@ -97,8 +97,6 @@ class ImplicitGemmMma(CudaAlgorithm):
         lowering: Lowering, tile: Tile, phase: Phase, steps: int, packed: Region, taps: Region
     ) -> Pass:
         p, x, splits = lowering.problem, lowering.source, lowering.slices
-        m_tiles = ceil_div(p.k_group, tile.m)
-        p_tiles = ceil_div(p.n * phase.pixels, tile.p)
         shader = Shader.of(
             "implicit_gemm_mma",
             p.dtype,
@@ -112,24 +110,9 @@ class ImplicitGemmMma(CudaAlgorithm):
         )
         return Pass(
             lowering.ending(shader),
-            params(
-                **gather_params(p, phase, x),
-                **output_params(p, phase),
-                m_tiles=m_tiles,
-                p_tiles=p_tiles,
-                groups=p.groups,
-                k_steps=steps,
-                splits=splits,
-                y_elements=lowering.elements,
-                **activation_params(p),
-            ),
-            (
-                ("x", x.region),
-                ("packed", packed),
-                ("taps", taps),
-                *output_bindings(p, lowering.bias, lowering.target),
-            ),
-            grid_1d(m_tiles * p_tiles * p.groups * splits, lowering.limits),
+            params(**product_params(lowering, phase, tile, steps=steps, splits=splits)),
+            product_bindings(lowering, packed, taps),
+            grid_1d(phase_tiles(p, phase, tile) * splits, lowering.limits),
         )
 
     def cost(self, problem: ConvProblem, config: Config, facts: Facts) -> float:

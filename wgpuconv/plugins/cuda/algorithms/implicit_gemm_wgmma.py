@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ....algorithms.base import activation_params, params
-from ....algorithms.phases import Phase, phases
+from ....algorithms.base import params
+from ....algorithms.phases import Phase, phases, refuse_gather
 from ....facts import Facts
 from ....plan import Config, Pass, Plan, Region, Shader, align, ceil_div, grid_1d
 from ....problem import ConvProblem
 from ..facts import cuda_facts
-from .base import CudaAlgorithm, output_bindings
-from .gather import count_tiles, gather_params, most_splits, output_params, refuse_gather
+from .base import CudaAlgorithm
+from .gather import count_tiles, most_splits, phase_tiles, product_bindings, product_params
 from .lowering import Lowering, split_counts
 from .mma import (
     Step,
@@ -118,11 +118,9 @@ class ImplicitGemmWgmma(CudaAlgorithm):
     def _pass(
         lowering: Lowering, config: Config, phase: Phase, steps: int, packed: Region, taps: Region
     ) -> Pass:
-        p, x, facts = lowering.problem, lowering.source, lowering.facts
+        p, facts = lowering.problem, lowering.facts
         tile, splits, cluster = _tile_of(config), int(config["splits"]), int(config["cluster"])
-        m_tiles = ceil_div(p.k_group, tile.m)
-        p_tiles = ceil_div(p.n * phase.pixels, tile.p)
-        tiles = m_tiles * p_tiles * p.groups * splits
+        tiles = phase_tiles(p, phase, tile) * splits
         shader = Shader.of(
             "implicit_gemm_wgmma",
             p.dtype,
@@ -141,23 +139,9 @@ class ImplicitGemmWgmma(CudaAlgorithm):
         return Pass(
             lowering.ending(shader),
             params(
-                **gather_params(p, phase, x),
-                **output_params(p, phase),
-                m_tiles=m_tiles,
-                p_tiles=p_tiles,
-                groups=p.groups,
-                tiles=tiles,
-                k_steps=steps,
-                splits=splits,
-                y_elements=lowering.elements,
-                **activation_params(p),
+                **product_params(lowering, phase, tile, steps=steps, splits=splits), tiles=tiles
             ),
-            (
-                ("x", x.region),
-                ("packed", packed),
-                ("taps", taps),
-                *output_bindings(p, lowering.bias, lowering.target),
-            ),
+            product_bindings(lowering, packed, taps),
             grid_1d(tiles if cluster > 1 else min(tiles, facts.cores * tile.blocks), facts.limits),
         )
 
