@@ -123,21 +123,31 @@ def test_the_tf32_kernel_compiles(tmp_path: Path) -> None:
     compiled_plan("implicit_gemm_mma", problem, config, ("80", "90a", "120"), tmp_path)
 
 
+def halo_config(tile_p: int, group_p: int, tile_m: int, tile_k: int, teams: int) -> Config:
+    return {
+        "tile_p": tile_p,
+        "group_p": group_p,
+        "tile_m": tile_m,
+        "tile_k": tile_k,
+        "teams": teams,
+    }
+
+
 @pytest.mark.parametrize(
     ("text", "config"),
     [
         # the most sums of a thread, in two teams and in one
-        ("c64 k128 r3 s3 f16", {"tile_h": 32, "tile_w": 8, "tile_k": 64, "teams": 2}),
-        ("c64 k64 r7 s7 f32 tf32", {"tile_h": 28, "tile_w": 16, "tile_k": 8, "teams": 1}),
+        ("c64 k128 r3 s3 f16", halo_config(256, 256, 64, 64, 2)),
+        ("c64 k64 r7 s7 f32 tf32", halo_config(448, 224, 64, 8, 1)),
         # inputs that are gathered
-        ("c3 k64 r3 s3 f16", {"tile_h": 32, "tile_w": 8, "tile_k": 8, "teams": 2}),
-        ("c3 k64 r3 s3 f32 tf32", {"tile_h": 32, "tile_w": 8, "tile_k": 4, "teams": 2}),
+        ("c3 k64 r3 s3 f16", halo_config(256, 256, 64, 8, 2)),
+        ("c3 k64 r3 s3 f32 tf32", halo_config(256, 256, 64, 4, 2)),
     ],
 )
 @pytest.mark.parametrize("layout", ["nhwc", "nchw"])
 def test_hopper_kernels_compile(text: str, config: Config, layout: str, tmp_path: Path) -> None:
     problem = ConvProblem.parse(f"conv2d n16 h112 w112 bias act:relu {text} {layout}")
-    compiled_plan("halo_wgmma", problem, config | {"tile_m": 64}, ("90a",), tmp_path)
+    compiled_plan("halo_wgmma", problem, config, ("90a",), tmp_path)
 
 
 def compiled_plan(
@@ -482,19 +492,22 @@ EMULATED: list[tuple[str, str, Config]] = (
         (
             "halo_wgmma",
             text,
-            {"tile_h": h, "tile_w": w, "tile_m": m, "tile_k": k, "teams": teams},
+            halo_config(p, group_p, m, k, teams),
         )
-        for h, w, m, k, teams, text in [
+        for p, group_p, m, k, teams, text in [
             # two teams of a resident weight, chunks of channels, filters past the end
-            (12, 8, 64, 64, 2, "conv2d f16 n5 c72 h11 w7 k60 r3 s3 pad1 nhwc bias residual"),
-            (8, 8, 64, 32, 2, "conv2d f16 n7 c40 h8 w7 k20 r3 s3 pad1 bias act:relu"),
+            (96, 96, 64, 64, 2, "conv2d f16 n5 c72 h11 w7 k60 r3 s3 pad1 nhwc bias residual"),
+            (64, 64, 64, 32, 2, "conv2d f16 n7 c40 h8 w7 k20 r3 s3 pad1 bias act:relu"),
             # warpgroups side by side over filters, and over pixels
-            (12, 8, 128, 32, 1, "conv2d f16 n3 c40 h11 w7 k70 r3 s3 pad1 nhwc bias"),
-            (12, 16, 64, 8, 1, "conv2d f32 n3 c20 h11 w15 k30 r3 s3 pad1 nhwc bias tf32"),
-            # strides by which the columns are sorted, and everything else
+            (96, 96, 128, 32, 1, "conv2d f16 n3 c40 h11 w7 k70 r3 s3 pad1 nhwc bias"),
+            (192, 96, 64, 8, 1, "conv2d f32 n3 c20 h11 w15 k30 r3 s3 pad1 nhwc bias tf32"),
+            # pairs of pixels on their way out
+            (96, 96, 128, 32, 1, "conv2d f16 n3 c40 h9 w8 k70 r3 s3 pad1 bias residual"),
+            (192, 96, 64, 8, 1, "conv2d f32 n3 c20 h11 w14 k30 r3 s3 pad1 residual tf32"),
+            # strides by which rows and columns are sorted, and everything else
             (
-                8,
-                8,
+                64,
+                64,
                 64,
                 64,
                 1,
@@ -502,16 +515,18 @@ EMULATED: list[tuple[str, str, Config]] = (
             ),
             # phases of one to four taps, gathered: an odd tap meets zeros
             (
-                8,
-                8,
+                64,
+                64,
                 64,
                 4,
                 1,
                 "conv_transpose2d f32 n2 c3 h4 w5 k10 r3 s3 stride2 nhwc bias residual tf32",
             ),
-            (12, 8, 64, 8, 2, "conv2d bf16 n3 c3 h23 w19 k20 r5 s3 stride2 pad1 nhwc bias"),
+            (96, 96, 64, 8, 2, "conv2d bf16 n3 c3 h23 w19 k20 r5 s3 stride2 pad1 nhwc bias"),
+            # a halo so large that the next chunk comes only when this one's place is free
+            (96, 96, 64, 32, 2, "conv2d f16 n2 c40 h38 w30 k20 r3 s3 dil12 nhwc bias"),
             # rounded: channels of several planes and their remainder
-            (8, 8, 64, 32, 2, "conv2d f32 n5 c40 h7 w7 k9 r2 s2 bias tf32"),
+            (64, 64, 64, 32, 2, "conv2d f32 n5 c40 h7 w7 k9 r2 s2 bias tf32"),
         ]
     ]
     + [
@@ -591,7 +606,7 @@ def test_a_weight_that_comes_anew(emulator: Emulator) -> None:
     """Where it is too large to stay, each tile's steps go through the same few stages."""
     algorithm = next(a for a in ALGORITHMS if a.name == "halo_wgmma")
     problem = ConvProblem.parse("conv2d f16 n3 c72 h11 w7 k70 r3 s3 pad1 nhwc bias")
-    config = {"tile_h": 12, "tile_w": 8, "tile_m": 128, "tile_k": 32, "teams": 1}
+    config = halo_config(96, 96, 128, 32, 1)
     plan = contract.verify(emulator.device, algorithm, problem, config, facts=SMALL_SHARED)
     constants = dict(plan.passes[-1].shader.constants)
     assert not constants["RESIDENT"]
@@ -634,15 +649,15 @@ def test_the_emulator_notices_what_is_missing(
     """Else the tests above would prove little."""
     from wgpuconv.plugins.cuda import source
 
-    _, text, config = next(e for e in EMULATED if e[0] == name)
     algorithm = next(a for a in ALGORITHMS if a.name == name)
     assert load(name).count(right) == 1
     changed = load(name).replace(right, broken)
     monkeypatch.setattr(source, "load", lambda file: changed if file == name else load(file))
     with pytest.raises(AssertionError, match=r"elements are wrong|runs differ|block \d"):
-        contract.verify(
-            emulator.device, algorithm, ConvProblem.parse(text), config, facts=FEW_CORES
-        )
+        for _, text, config in (each for each in EMULATED if each[0] == name):
+            contract.verify(
+                emulator.device, algorithm, ConvProblem.parse(text), config, facts=FEW_CORES
+            )
 
 
 def test_tf32_is_told_from_f32(emulator: Emulator) -> None:
