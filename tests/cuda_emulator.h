@@ -670,6 +670,13 @@ inline void arrive(unsigned barrier) {
   emulator::yield();
 }
 
+inline void arrive_warp(unsigned barrier, int lane) {
+  __syncwarp();
+  if (barrier != 0 && lane == 0) {
+    arrive(barrier);
+  }
+}
+
 inline void arrive_expecting(unsigned barrier, int bytes) { emulator::arrive(barrier, 1, bytes); }
 
 inline void arrive_with_copies(unsigned barrier) {

@@ -396,22 +396,16 @@ __device__ inline void consume(const Params& params, const Scalar* bias, const S
     for (int i = 0; i < ROWS * (TILE_M / 8) * 4; i++) {
       own.acc[i / (TILE_M / 2)][i / 4 % (TILE_M / 8)][i % 4] = 0.0f;
     }
-    int previous = -1;  // the slot whose products may still run
+    unsigned previous = 0;  // the barrier of the slot whose products may still run
     for (int step = work.first_step; step < work.end_step; step++) {
       wait_barrier(full_barrier(shared, slot.at), slot.parity);
       const unsigned at = shared + slot.at * STAGE_BYTES;
-      multiply(own, at, at + group * ROWS * 64 * ROW_BYTES, [&] {
-        if (previous >= 0 && lane == 0) {
-          arrive(empty_barrier(shared, previous));
-        }
-      });
-      previous = slot.at;
+      multiply(own, at, at + group * ROWS * 64 * ROW_BYTES, [&] { arrive_warp(previous, lane); });
+      previous = empty_barrier(shared, slot.at);
       slot.advance();
     }
     wait_products<0>();
-    if (previous >= 0 && lane == 0) {
-      arrive(empty_barrier(shared, previous));
-    }
+    arrive_warp(previous, lane);
 
     const Target<Scalar> all{y_of_pixel, bias + work.group * params.m, work.m_tile * TILE_M,
                              params.m, params.y_m, params.act_a, params.act_b,

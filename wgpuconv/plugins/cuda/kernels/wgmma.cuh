@@ -29,6 +29,15 @@ __device__ inline void arrive(unsigned barrier) {
 #endif
 }
 
+// Arrives once for the whole warp, when all of its lanes have done with what the barrier guards. 0
+// is no barrier.
+__device__ inline void arrive_warp(unsigned barrier, int lane) {
+  __syncwarp();
+  if (barrier != 0 && lane == 0) {
+    arrive(barrier);
+  }
+}
+
 // Arrives, and lets the phase wait for that many bytes of copy_bulk as well.
 __device__ inline void arrive_expecting(unsigned barrier, int bytes) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
