@@ -127,10 +127,13 @@ def test_the_tf32_kernel_compiles(tmp_path: Path) -> None:
     compiled_plan("implicit_gemm_mma", problem, config, ("80", "90a", "120"), tmp_path)
 
 
-def halo_config(tile_p: int, group_p: int, tile_m: int, tile_k: int, teams: int) -> Config:
+def halo_config(
+    tile_p: int, group_p: int, columns: int, tile_m: int, tile_k: int, teams: int
+) -> Config:
     return {
         "tile_p": tile_p,
         "group_p": group_p,
+        "columns": columns,
         "tile_m": tile_m,
         "tile_k": tile_k,
         "teams": teams,
@@ -141,11 +144,11 @@ def halo_config(tile_p: int, group_p: int, tile_m: int, tile_k: int, teams: int)
     ("text", "config"),
     [
         # the most sums of a thread, in two teams and in one
-        ("c64 k128 r3 s3 f16", halo_config(256, 256, 64, 64, 2)),
-        ("c64 k64 r7 s7 f32 tf32", halo_config(448, 224, 64, 8, 1)),
+        ("c64 k128 r3 s3 f16", halo_config(256, 256, 8, 64, 64, 2)),
+        ("c64 k64 r7 s7 f32 tf32", halo_config(448, 224, 106, 64, 8, 1)),
         # inputs that are gathered
-        ("c3 k64 r3 s3 f16", halo_config(256, 256, 64, 8, 2)),
-        ("c3 k64 r3 s3 f32 tf32", halo_config(256, 256, 64, 4, 2)),
+        ("c3 k64 r3 s3 f16", halo_config(256, 256, 110, 64, 8, 2)),
+        ("c3 k64 r3 s3 f32 tf32", halo_config(256, 256, 8, 64, 4, 2)),
     ],
 )
 @pytest.mark.parametrize("layout", ["nhwc", "nchw"])
@@ -551,22 +554,24 @@ EMULATED: list[tuple[str, str, Config]] = (
         (
             "halo_wgmma",
             text,
-            halo_config(p, group_p, m, k, teams),
+            halo_config(p, group_p, columns, m, k, teams),
         )
-        for p, group_p, m, k, teams, text in [
+        for p, group_p, columns, m, k, teams, text in [
+            # Rows of eight positions and rows of others that follow each other.
             # two teams of a resident weight, chunks of channels, filters past the end
-            (96, 96, 64, 64, 2, "conv2d f16 n5 c72 h11 w7 k60 r3 s3 pad1 nhwc bias residual"),
-            (64, 64, 64, 32, 2, "conv2d f16 n7 c40 h8 w7 k20 r3 s3 pad1 bias act:relu"),
+            (96, 96, 8, 64, 64, 2, "conv2d f16 n5 c72 h11 w7 k60 r3 s3 pad1 nhwc bias residual"),
+            (64, 64, 7, 64, 32, 2, "conv2d f16 n7 c40 h8 w7 k20 r3 s3 pad1 bias act:relu"),
             # warpgroups side by side over filters, and over pixels
-            (96, 96, 128, 32, 1, "conv2d f16 n3 c40 h11 w7 k70 r3 s3 pad1 nhwc bias"),
-            (192, 96, 64, 8, 1, "conv2d f32 n3 c20 h11 w15 k30 r3 s3 pad1 nhwc bias tf32"),
+            (96, 96, 7, 128, 32, 1, "conv2d f16 n3 c40 h11 w7 k70 r3 s3 pad1 nhwc bias"),
+            (192, 96, 16, 64, 8, 1, "conv2d f32 n3 c20 h11 w15 k30 r3 s3 pad1 nhwc bias tf32"),
             # pairs of pixels on their way out
-            (96, 96, 128, 32, 1, "conv2d f16 n3 c40 h9 w8 k70 r3 s3 pad1 bias residual"),
-            (192, 96, 64, 8, 1, "conv2d f32 n3 c20 h11 w14 k30 r3 s3 pad1 residual tf32"),
+            (96, 96, 10, 128, 32, 1, "conv2d f16 n3 c40 h9 w10 k70 r3 s3 pad1 bias residual"),
+            (192, 96, 14, 64, 8, 1, "conv2d f32 n3 c20 h11 w14 k30 r3 s3 pad1 residual tf32"),
             # strides by which rows and columns are sorted, and everything else
             (
                 64,
                 64,
+                3,
                 64,
                 64,
                 1,
@@ -576,16 +581,17 @@ EMULATED: list[tuple[str, str, Config]] = (
             (
                 64,
                 64,
+                8,
                 64,
                 4,
                 1,
                 "conv_transpose2d f32 n2 c3 h4 w5 k10 r3 s3 stride2 nhwc bias residual tf32",
             ),
-            (96, 96, 64, 8, 2, "conv2d bf16 n3 c3 h23 w19 k20 r5 s3 stride2 pad1 nhwc bias"),
+            (96, 96, 10, 64, 8, 2, "conv2d bf16 n3 c3 h23 w19 k20 r5 s3 stride2 pad1 nhwc bias"),
             # a halo so large that the next chunk comes only when this one's place is free
-            (96, 96, 64, 32, 2, "conv2d f16 n2 c40 h38 w30 k20 r3 s3 dil12 nhwc bias"),
+            (96, 96, 6, 64, 32, 2, "conv2d f16 n2 c40 h38 w30 k20 r3 s3 dil12 nhwc bias"),
             # rounded: channels of several planes and their remainder
-            (64, 64, 64, 32, 2, "conv2d f32 n5 c40 h7 w7 k9 r2 s2 bias tf32"),
+            (64, 64, 8, 64, 32, 2, "conv2d f32 n5 c40 h7 w7 k9 r2 s2 bias tf32"),
         ]
     ]
     + [
@@ -681,7 +687,7 @@ def test_a_weight_that_comes_anew(emulator: Emulator) -> None:
     """Where it is too large to stay, each tile's steps go through the same few stages."""
     algorithm = next(a for a in ALGORITHMS if a.name == "halo_wgmma")
     problem = ConvProblem.parse("conv2d f16 n3 c72 h11 w7 k70 r3 s3 pad1 nhwc bias")
-    config = halo_config(96, 96, 128, 32, 1)
+    config = halo_config(96, 96, 8, 128, 32, 1)
     plan = contract.verify(emulator.device, algorithm, problem, config, facts=SMALL_SHARED)
     constants = dict(plan.passes[-1].shader.constants)
     assert not constants["RESIDENT"]

@@ -15,7 +15,7 @@ from ....algorithms.base import activation_params, params
 from ....algorithms.phases import Axis, Phase, phases, refuse_phases
 from ....errors import AlgorithmRefusedError
 from ....facts import Facts
-from ....plan import Config, Pass, Plan, Region, Shader, ceil_div, grid_1d
+from ....plan import Config, Pass, Plan, Region, Shader, align, ceil_div, grid_1d
 from ....problem import ConvProblem
 from ..facts import cuda_facts
 from .base import CudaAlgorithm, output_bindings
@@ -29,7 +29,7 @@ POSITIONS = (64, 96, 128, 160, 192, 224, 256)
 SHAPES = ((1, 64, 1), (2, 64, 1), (1, 128, 1), (1, 64, 2))
 """Warpgroups side by side and filters of a tile, and teams of a block."""
 MOST_CUTS = 16
-"""Widths of a tile that are considered."""
+"""Widths of a tile of rows side by side that are considered."""
 CHUNKS = (128, 64, 32)
 """Bytes of channels that are staged at once."""
 MOST_PRODUCTS = 8
@@ -47,13 +47,19 @@ VECTOR_BYTES = 16
 
 class Tile(NamedTuple):
     """Each team of a block computes p positions by m filters, from k channels at once; a warpgroup
-    group_p of them by 64."""
+    group_p of them by 64. So many columns of the output are in rows of eight positions, where that
+    fits, else in rows that follow each other."""
 
     p: int
     group_p: int
+    columns: int
     m: int
     k: int
     teams: int
+
+    @property
+    def in_eights(self) -> bool:
+        return self.columns == self.p // self.group_p * 8
 
     @property
     def warpgroups(self) -> int:
@@ -72,9 +78,13 @@ class Area(NamedTuple):
     sorted_h: int
     """Rows of the halo that have the same remainder by the stride."""
     pitch: int
-    """Columns of that kind: positions of the tile from one row to the next."""
+    """Columns of that kind: pixels of the halo from one row to the next."""
     pixels: int
     """Of the halo."""
+    next_group: int
+    """Pixels of the halo from one group of eight positions to the next,"""
+    next_warpgroup: int
+    """and from the positions of one warpgroup to those of another."""
 
 
 class Staging(NamedTuple):
@@ -126,7 +136,8 @@ class HaloWgmma(CudaAlgorithm):
             for groups, m, teams in SHAPES
             if m < 2 * max(p.k_group, 64)
             for group_p in POSITIONS
-            if (tile := _fitting(p, groups * group_p, group_p, m, teams, facts)) is not None
+            for columns in sorted({8 * groups, _best_columns(p, groups * group_p)})
+            if (tile := _fitting(p, groups, group_p, columns, m, teams, facts)) is not None
             # Each team has a tile to compute.
             if teams == 1 or self._tiles(p, tile) > (teams - 1) * facts.cores
         ]
@@ -188,7 +199,7 @@ class HaloWgmma(CudaAlgorithm):
             PLANE_PIXELS=staging.plane_pixels,
             GATHERED=p.c_group if _gathered(p) else 0,
             CHANNELS_LAST=p.layout == "NHWC",
-            OUT_VECTOR=_out_vector(p, area),
+            OUT_VECTOR=_out_vector(p, tile, area),
             THREADS=tile.threads,
             SHARED_BYTES=staging.nbytes,
         )
@@ -211,6 +222,8 @@ class HaloWgmma(CudaAlgorithm):
                 first_w=first_offset(phase.w),
                 sorted_h=area.sorted_h,
                 pitch=area.pitch,
+                next_group=area.next_group,
+                next_warpgroup=area.next_warpgroup,
                 x_g=x.x_g,
                 x_n=x.strides.x_n,
                 x_c=x.strides.x_c,
@@ -236,7 +249,7 @@ class HaloWgmma(CudaAlgorithm):
         p, tile = problem, _tile_of(config)
         seconds = 0.0
         # wgmma is faster than the mma.sync that was probed, the more so the wider the products.
-        rate = 1.4 * cuda_facts(facts).matrix_flops / 2 / facts.cores
+        rate = 1.5 * cuda_facts(facts).matrix_flops / 2 / facts.cores
         rate *= tile.group_p / (tile.group_p + 28)
         for phase in phases(p):
             staging = _staging(p, phase, tile, facts)
@@ -246,16 +259,11 @@ class HaloWgmma(CudaAlgorithm):
             products = staging.chunks * staging.steps * staging.products
             # TF32 takes as long for half the products.
             compute = products * 16 * tile.p * tile.m / rate
-            # By one warpgroup; they do not slow each other.
-            stored = p.itemsize * tile.group_p * 64 / 38e9 + facts.latency
-            if _gathered(p):
-                loads = 1.5e-9 * p.itemsize * staging.plane_pixels
-            else:
-                halo = VECTOR_BYTES * staging.plane_pixels * staging.chunks * _planes(p, tile)
-                weights = 0 if staging.resident else 32 * products * tile.m
-                loads = (halo + weights) / 60e9
+            weight_bytes = 0 if staging.resident else 32 * products * tile.m
+            copied = _copied(p, staging.area.pixels, weight_bytes)
+            stored = _stored(p, tile, staging.area) + facts.latency
             # Two teams hide little of each other's stores.
-            longest = (max(compute, loads) + stored) * (1.0 if tile.teams == 1 else 0.9)
+            longest = _tile_seconds(compute, copied, stored) * (1.0 if tile.teams == 1 else 0.9)
             seconds += each * longest + 6 * facts.latency
         memory, launches = overheads(p, facts, _source(p, facts))
         # Neither hides the other one quite.
@@ -266,6 +274,7 @@ def _tile_config(tile: Tile) -> Config:
     return {
         "tile_p": tile.p,
         "group_p": tile.group_p,
+        "columns": tile.columns,
         "tile_m": tile.m,
         "tile_k": tile.k,
         "teams": tile.teams,
@@ -273,7 +282,7 @@ def _tile_config(tile: Tile) -> Config:
 
 
 def _tile_of(config: Config) -> Tile:
-    names = ("tile_p", "group_p", "tile_m", "tile_k", "teams")
+    names = ("tile_p", "group_p", "columns", "tile_m", "tile_k", "teams")
     return Tile(*(int(config[name]) for name in names))
 
 
@@ -295,7 +304,7 @@ def _planes(p: ConvProblem, tile: Tile) -> int:
 
 
 def _tiles_of_phase(p: ConvProblem, phase: Phase, tile: Tile) -> int:
-    area = _area(phase, tile.p)
+    area = _area(phase, tile)
     cuts = ceil_div(phase.h.count, area.rows) * ceil_div(phase.w.count, area.columns)
     return p.n * cuts * _kinds(p, tile)
 
@@ -312,7 +321,7 @@ def _blocks(p: ConvProblem, tile: Tile, staging: Staging, tiles: int, facts: Fac
 
 
 def _fitting(
-    p: ConvProblem, positions: int, group_p: int, m: int, teams: int, facts: Facts
+    p: ConvProblem, groups: int, group_p: int, columns: int, m: int, teams: int, facts: Facts
 ) -> Tile | None:
     """The tile of that shape with the most channels at once that leave room to copy ahead."""
     if _gathered(p):
@@ -320,7 +329,7 @@ def _fitting(
     else:
         sizes = [size // p.itemsize for size in CHUNKS]
         ks = [k for k in sizes if k < 2 * p.c_group or k == sizes[-1]]
-    tiles = [Tile(positions, group_p, m, k, teams) for k in ks]
+    tiles = [Tile(groups * group_p, group_p, columns, m, k, teams) for k in ks]
     possible = []
     for tile in tiles:
         stagings = [_staging(p, phase, tile, facts) for phase in phases(p)]
@@ -332,46 +341,76 @@ def _fitting(
     return possible[0] if possible else None
 
 
-@cache
-def _area(phase: Phase, positions: int) -> Area:
-    """The rows and columns that make the best of so many positions."""
+def _area(phase: Phase, tile: Tile) -> Area:
     h, w = phase.h, phase.w
     more_h, more_w = (span(h) - 1) // h.in_stride, (span(w) - 1) // w.in_stride
-    areas = []
-    for cuts in range(1, ceil_div(w.count, 8) + 1):
-        columns = ceil_div(w.count, cuts)
-        columns += columns % 2 and w.count % 2 == 0  # pairs of pixels are stored together
-        pitch = columns + more_w
-        rows = min((positions + more_w) // pitch, h.count)
-        if rows == 0:
-            continue
-        rows = ceil_div(h.count, ceil_div(h.count, rows))
-        sorted_h = rows + more_h
-        pixels = sorted_h * pitch * h.in_stride * w.in_stride
-        areas.append(Area(rows, columns, sorted_h, pitch, pixels))
-        if len(areas) == MOST_CUTS:
-            break
-
-    def cost(area: Area) -> float:
-        tiles = ceil_div(h.count, area.rows) * ceil_div(w.count, area.columns)
-        # To copy a pixel of the halo takes about as long as two taps of a position.
-        work = positions * phase.taps, 2 * area.pixels
-        return tiles * (max(work) + 0.2 * min(work))
-
-    return min(areas, key=cost)
+    pitch = tile.columns + more_w
+    if tile.in_eights:
+        rows, next_group, next_warpgroup = tile.group_p // 8, pitch, 8
+    else:
+        fit = min((tile.p + more_w) // pitch, h.count)
+        rows = ceil_div(h.count, ceil_div(h.count, fit))  # as few, so that all have as many
+        next_group, next_warpgroup = 8, tile.group_p
+    sorted_h = rows + more_h
+    pixels = sorted_h * pitch * h.in_stride * w.in_stride
+    return Area(rows, tile.columns, sorted_h, pitch, pixels, next_group, next_warpgroup)
 
 
-def _out_vector(p: ConvProblem, area: Area) -> int:
+@cache
+def _best_columns(p: ConvProblem, positions: int) -> int:
+    """The best width of so many positions whose rows follow each other."""
+    phase = phases(p)[0]  # the largest
+    channels = align(p.c_group, _vector(p))
+    # TF32 takes twice as long.
+    products = positions * 64 * phase.taps * channels * p.itemsize / 4e12
+
+    def seconds(columns: int) -> float:
+        tile = Tile(positions, positions, columns, 64, channels, 1)
+        area = _area(phase, tile)
+        tiles = ceil_div(phase.h.count, area.rows) * ceil_div(phase.w.count, columns)
+        return tiles * _tile_seconds(products, _copied(p, area.pixels), _stored(p, tile, area))
+
+    width = phase.w.count
+    cuts = range(ceil_div(width, positions), ceil_div(width, 8) + 1)
+    widths = {ceil_div(width, cut) for cut in cuts[:MOST_CUTS]}
+    # Pairs of pixels are stored together.
+    return min({w + w % 2 if width % 2 == 0 else w for w in widths}, key=seconds)
+
+
+def _tile_seconds(products: float, copied: float, stored: float) -> float:
+    """Of one tile: copies for the next one hide behind products, but not quite; stores do not."""
+    return max(products, copied) + 0.2 * min(products, copied) + stored
+
+
+def _copied(p: ConvProblem, pixels: int, weight_bytes: int = 0) -> float:
+    """Seconds for all channels of a halo, and for the weight where it comes with each tile."""
+    weight = weight_bytes / 60e9
+    if _gathered(p):  # element by element, beside the weight
+        return max(1.2e-9 * p.itemsize * pixels, weight)
+    return align(p.c_group, _vector(p)) * p.itemsize * pixels / 60e9 + weight
+
+
+def _stored(p: ConvProblem, tile: Tile, area: Area) -> float:
+    """Seconds of one warpgroup; they do not slow each other."""
+    seconds = p.itemsize * tile.group_p * 64 / 38e9
+    if p.layout == "NCHW":  # the first and the last bytes of each run are part of a sector
+        rows = area.rows if tile.in_eights else area.rows * tile.group_p / tile.p
+        seconds += 5e-9 * rows * 64
+    return seconds
+
+
+def _out_vector(p: ConvProblem, tile: Tile, area: Area) -> int:
     """Elements of one store; of pixels at most two, so that a warp stores whole lines of memory."""
     most = out_vector(p, rectangles=True)
     if p.layout == "NHWC":
         return most
-    return 2 if most > 1 and area.columns % 2 == 0 and area.pitch % 2 == 0 else 1
+    pairs = tile.in_eights or (area.columns % 2 == 0 and area.pitch % 2 == 0)
+    return 2 if most > 1 and pairs else 1
 
 
 def _staging(p: ConvProblem, phase: Phase, tile: Tile, facts: Facts) -> Staging | None:
     """As much as fits of what makes a kernel fast; None where even the least does not fit."""
-    area = _area(phase, tile.p)
+    area = _area(phase, tile)
     # Copies of eight neighbouring threads, two chunks of four pixels, fall on all 32 banks.
     plane_pixels = area.pixels + (4 - area.pixels) % 8
     halo_bytes = VECTOR_BYTES * plane_pixels * _planes(p, tile)
@@ -388,7 +427,9 @@ def _staging(p: ConvProblem, phase: Phase, tile: Tile, facts: Facts) -> Staging 
     slices = 2 * 64 // p.itemsize * (64 * p.itemsize + 16) if p.layout == "NHWC" else 64 * 144
     fixed = slices * tile.warpgroups + 4 * (steps * step + plane_pixels + tile.p)
     # The last positions of a tile may lie past the halo, in what follows it.
-    past = VECTOR_BYTES * max(_shifts(phase, area).max(initial=0) + tile.p - plane_pixels, 0)
+    last = (tile.p // tile.group_p - 1) * area.next_warpgroup
+    last += (tile.group_p // 8 - 1) * area.next_group + 7 + int(_shifts(phase, area).max(initial=0))
+    past = VECTOR_BYTES * max(last + 1 - plane_pixels, 0)
     all_steps = max(chunks * steps, 1)
     kinds, cores = _kinds(p, tile), facts.cores
     few_kinds = cores // kinds * kinds >= LEAST_USED * cores
@@ -406,7 +447,7 @@ def _staging(p: ConvProblem, phase: Phase, tile: Tile, facts: Facts) -> Staging 
     for buffers, stages, resident in choices:
         halos = buffers * tile.teams
         rest = fixed + 16 * halos + stages * (stage_bytes + 16)
-        nbytes = halos * halo_bytes + max(rest, int(past))
+        nbytes = halos * halo_bytes + max(rest, past)
         if nbytes <= facts.limits.max_workgroup_storage:
             return Staging(
                 area, plane_pixels, buffers, chunks, steps, step, stages, resident, nbytes

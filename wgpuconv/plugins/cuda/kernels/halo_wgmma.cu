@@ -9,9 +9,11 @@
 // the pixels, row after row. With a stride, rows and columns are sorted by their remainders, so
 // that what neighbouring output pixels need lies side by side. Matrix A is the weight, B the halo.
 //
-// One instruction reads on from the end of one row to the beginning of the next. So a tile is
-// TILE_P positions along its rows, each as long as a row of the halo (the pitch): those past the
-// tile's last column compute what nobody stores. Rows of any length fill it, long ones the best.
+// An instruction takes groups of eight pixels, each as far from the one before. Either a group is
+// a row of its own: then a warpgroup's columns are eight, and the halo is small. Or groups lie side
+// by side, and read on from the end of one row of the halo to the beginning of the next: then
+// positions past the tile's last column compute what nobody stores, but rows may have any length,
+// and what is stored lies in long runs.
 //
 // A block stays on its multiprocessor and goes from tile to tile. One warp copies the weight, step
 // by step of STEP_PRODUCTS products, or the whole of it once (RESIDENT); three copy halos; all
@@ -62,6 +64,8 @@ struct Params {
   int first_w;
   int sorted_h;  // rows and columns of the halo that have the same remainders
   int pitch;
+  int next_group;      // pixels of the halo from one group of eight positions to the next
+  int next_warpgroup;  // and from one warpgroup's positions to another's
   int x_g;       // strides of the input over groups, images, channels, rows, columns
   int x_n;
   int x_c;
@@ -217,8 +221,11 @@ __device__ inline int halo_pixels(const Params& params) {
 
 // Of the tile's positions, -1 where there is no pixel.
 __device__ inline int spot_of(int position, const Params& params) {
-  const int row = position / params.pitch;
-  const int column = position % params.pitch;
+  const int in_group = position % GROUP_P;
+  const int pixel = position / GROUP_P * params.next_warpgroup +
+                    in_group / 8 * params.next_group + in_group % 8;
+  const int row = pixel / params.pitch;
+  const int column = pixel % params.pitch;
   return row < params.rows && column < params.columns ? word_of(row, column) : -1;
 }
 
@@ -373,23 +380,32 @@ struct Store {
     return spot >= 0 && h < rows && w < columns ? y_at + h * params.y_h + w * params.y_w : -1;
   }
 
-  // Calls action(place in the staged slice, place in y) for the runs of it that a thread moves:
-  // of filters of a pixel, by all threads of the warpgroup,
-  template <typename Action>
-  __device__ void each_run_of_filters(int first, Action action) const {
-    constexpr int RUNS = 64 / OUT_VECTOR;
+  // Channels last, a thread moves these runs of a slice, of OUT_VECTOR filters of a pixel each.
+  static constexpr int RUNS = 64 / OUT_VECTOR;  // of a pixel
+  static constexpr int OWN_RUNS = SLICE * RUNS / 128;
+
+  // Their elements in y, -1 where there is none.
+  __device__ void find_runs(int (&runs)[OWN_RUNS], int first) const {
+    const int m = thread % RUNS * OUT_VECTOR;
 #pragma unroll
-    for (int i = 0; i < SLICE * RUNS / 128; i++) {
-      const int run = i * 128 + thread;
-      const int m = run % RUNS * OUT_VECTOR;
-      const int at = element(first + run / RUNS);
-      if (at >= 0 && m < filters) {
-        action(run / RUNS * PITCH + m, at + m);
+    for (int i = 0; i < OWN_RUNS; i++) {
+      const int at = element(first + (i * 128 + thread) / RUNS);
+      runs[i] = at >= 0 && m < filters ? at + m : -1;
+    }
+  }
+
+  // Calls action(place in the staged slice, place in y) for those that there are,
+  template <typename Action>
+  __device__ void each_run_of_filters(const int (&runs)[OWN_RUNS], Action action) const {
+#pragma unroll
+    for (int i = 0; i < OWN_RUNS; i++) {
+      if (runs[i] >= 0) {
+        action((i * 128 + thread) / RUNS * PITCH + thread % RUNS * OUT_VECTOR, runs[i]);
       }
     }
   }
 
-  // or of pixels of its 16 filters, by a warp.
+  // or for the runs of pixels of 16 filters that a warp moves.
   template <typename Action>
   __device__ void each_run_of_pixels(int first, Action action) const {
     constexpr int LANES = SLICE / OUT_VECTOR < 32 ? SLICE / OUT_VECTOR : 32;  // of one filter
@@ -424,10 +440,12 @@ struct Store {
     }
 #pragma unroll
     for (int slice = 0; slice < COUNT; slice++) {
+      int runs[OWN_RUNS];  // found before all wait for each other
+      find_runs(runs, slice * SLICE);
       // The other slice may still be read.
       Scalar* staged = reinterpret_cast<Scalar*>(slices + slice % 2 * SLICE_BYTES);
       if constexpr (RESIDUAL) {
-        each_run_of_filters(slice * SLICE, [&](int at, int place) {
+        each_run_of_filters(runs, [&](int at, int place) {
           copy_run<OUT_VECTOR>(staged + at, residual + place);
         });
         Warpgroup::sync();  // each element is replaced by the warp that reads it
@@ -457,9 +475,8 @@ struct Store {
         }
       }
       Warpgroup::sync();  // the slice is complete, and the one before has been read
-      each_run_of_filters(slice * SLICE, [&](int at, int place) {
-        copy_run<OUT_VECTOR>(y + place, staged + at);
-      });
+      each_run_of_filters(
+          runs, [&](int at, int place) { copy_run<OUT_VECTOR>(y + place, staged + at); });
     }
   }
 
@@ -506,7 +523,8 @@ __device__ inline void multiply(const Block& block, int thread, const Scalar* bi
   const int first_m = warpgroup % (TILE_M / 64) * 64;
   const int lane = thread % 32;
   // In units of 16 bytes.
-  const unsigned halos = block.at(0) / 16 + first_p;
+  const unsigned halos = block.at(0) / 16 + first_p / GROUP_P * params.next_warpgroup;
+  const unsigned next_group = params.next_group;
   const unsigned weights = (block.at(STAGES_AT) / 16 + first_m) | TILE_M << 16;
   const unsigned* words = reinterpret_cast<const unsigned*>(block.shared + WORDS_AT);
   auto release = [&](unsigned barrier) {
@@ -555,7 +573,7 @@ __device__ inline void multiply(const Block& block, int thread, const Scalar* bi
 #pragma unroll
         for (int i = 0; i < STEP_PRODUCTS; i++) {
           const unsigned a = weights + stage.buffer * (STAGE_BYTES / 16) + i * TILE_M * 2;
-          multiply_add_async<Scalar>(acc, core_matrices(a, 8), core_matrices(b[i], 8));
+          multiply_add_async<Scalar>(acc, core_matrices(a, 8), core_matrices(b[i], next_group));
         }
         commit_products();
         wait_products<1>();
