@@ -38,6 +38,10 @@ STAGED_BYTES = 16384
 """Workgroup memory for weights, where there is as much: with more, fewer workgroups fit a core."""
 MOST_TAPS_ACROSS = 16
 """Taps of a row, which are written out: more take a driver seconds to compile."""
+REGISTERS = 64 << 10
+"""Of a core; an invocation needs some besides those of its sums."""
+CACHED = 40 << 20
+"""Bytes that stay in the cache of a large GPU from one run to the next."""
 
 
 class DirectTiled(Algorithm):
@@ -177,13 +181,17 @@ class DirectTiled(Algorithm):
         rows_in = (block.rows - 1) * p.stride[0] + p.r
         waits = p.c_group * (1 if p.r * p.s * block.outputs <= MOST_WRITTEN else rows_in)
         span = (waits + 8) * facts.latency + p.reduction * block.outputs * facts.cycle
+        # Only so many invocations wait at a time; where inputs come from memory, they wait longer.
+        resident = facts.cores * REGISTERS / (block.outputs + 40)
+        rounds = max(block.workgroups(p) * block.workgroup / resident, 1.0)
+        waiting = rounds * waits * facts.latency * (6 if p.input_bytes > CACHED else 1)
         work = roofline(
             p,
             facts,
             efficiency=efficiency,
             waste=outputs / (p.n * p.k_group * p.out_h * p.out_w),
             workgroups=ceil_div(block.workgroups(p) * block.workgroup, 512),
-            span=span,
+            span=max(span, waiting),
             # Each block of filters reads the input anew, mostly from a cache.
             extra_bytes=(ceil_div(p.k_group, block.filters) - 1) * p.input_bytes // 2,
         )

@@ -24,6 +24,10 @@ PREPARATION, SIBLINGS = 0.5, 0.8
 """Shares of the budget after which no further candidate of the shortlist, and no further sibling
 of its best, is compiled; the rest is for timing. (The spin-up comes on top.)"""
 
+LEAST = 3
+"""Candidates of the shortlist, each of another algorithm, that hardware measures in any case, if
+anything: a problem so large that verifying one takes half a second is worth the time."""
+
 AT_ONCE = 8
 """Candidates whose kernels are compiled side by side."""
 
@@ -80,7 +84,7 @@ class Session:
         self._budget = math.inf if budget is None else budget
         self._clock = clock
         self._progress = progress
-        self._begin = clock()
+        self._begin = 0.0
         self._grace = self._budget  # what compiling side by side may take beside the budget
         self._ready: list[Ready] = []
         self._estimates: list[float] = []
@@ -95,6 +99,7 @@ class Session:
     def run(self) -> None:
         """Raises OutOfDeviceMemoryError where the problem's own arguments do not fit."""
         with self._bench:
+            self._begin = self._clock()  # to make the data and to upload it is not measuring
             self._gather()
             if self._ready:
                 self._time()
@@ -102,7 +107,8 @@ class Session:
     def _gather(self) -> None:
         candidates, full = self._found.candidates, self._budget == math.inf
         first = list(candidates) if full else shortlist(candidates)
-        self._admit(first, PREPARATION)
+        wanted = self._rules.spin_up and self._budget > 0
+        self._admit(first, PREPARATION, least=LEAST if wanted else 1)
         if not self._ready:  # the promising ones all failed: any that is right will do
             self._admit([c for c in candidates if c not in first], -1.0)
         if any(self._siblings(r) for r in self._ready):
