@@ -252,8 +252,7 @@ class ConvProblem:
         precision: str = "default",
     ) -> ConvProblem:
         """The problem of a batched (4-D) call with PyTorch's arguments, or one clear error."""
-        if layout not in LAYOUTS:
-            raise ProblemError(f"layout must be 'NCHW' or 'NHWC', got {layout!r}")
+        layout = as_layout(layout)
         if dtype not in DTYPES:
             raise DtypeError(f"dtype must be 'f32', 'f16' or 'bf16', got {dtype!r}")
         if precision not in PRECISIONS:
@@ -516,6 +515,14 @@ def _near(word: str) -> str:
     return "".join(difflib.get_close_matches(lower, _WORDS, 1))
 
 
+def as_layout(layout: Any) -> str:
+    """'NCHW' or 'NHWC', of that or, as a problem's text has it, its lower case."""
+    for known in LAYOUTS:
+        if isinstance(layout, str) and layout in (known, known.lower()):
+            return known
+    raise ProblemError(f"layout must be 'NCHW' or 'NHWC', got {layout!r}")
+
+
 def _text(pair: Pair) -> str:
     return str(pair[0]) if pair[0] == pair[1] else f"{pair[0]},{pair[1]}"
 
@@ -590,5 +597,11 @@ def _padding(value: Any, op: Op, stride: Pair, dilation: Pair, taps: Pair) -> Pa
             )
         top, bottom, left, right = (_integer("padding", v, least=0) for side in value for v in side)
         return (top, bottom, left, right)
+    if _is_sequence(value) and len(value) == 4:
+        a, b, c, d = value
+        raise ProblemError(
+            "padding of four numbers is written ((top, bottom), (left, right)): "
+            f"(({a}, {b}), ({c}, {d})) instead of {value!r}"
+        )
     vertical, horizontal = _pair("padding", value, least=0)
     return (vertical, vertical, horizontal, horizontal)
