@@ -159,6 +159,7 @@ def problem_of(
         dtype=dtype,
         bias_shape=bias_shape,
         residual=residual_shape is not None,
+        unbatched=unbatched,
         **parameters._asdict(),
     )
     out_shape = problem.out_shape[1:] if unbatched else problem.out_shape
