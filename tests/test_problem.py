@@ -170,7 +170,7 @@ def test_bad_texts(text: str, says: str) -> None:
         (lambda: conv(padding=((1, 2), (3,))), ProblemError, r"\(\(top, bottom\), \(left"),
         (lambda: conv(padding=((1, 2), "ab")), ProblemError, r"\(\(top, bottom\), \(left"),
         (lambda: conv(padding=(1, (2, 3))), DtypeError, "padding must be an integer"),
-        (lambda: conv(padding=(1, 2, 3, 4)), ProblemError, "padding must be an integer or a pair"),
+        (lambda: conv(padding=(1, 2, 3, 4)), ProblemError, r": \(\(1, 2\), \(3, 4\)\) instead of"),
         (lambda: conv(padding=1.0), DtypeError, "padding must be an integer"),
         (lambda: conv(padding="SAME"), ProblemError, "'valid', 'same', an integer"),
         (lambda: conv(padding="same", stride=2), ProblemError, r"stride 1 only, got .*explicit"),
@@ -184,7 +184,7 @@ def test_bad_texts(text: str, says: str) -> None:
         (lambda: conv(padding=2**30), ProblemError, "below 2|elements"),
         (lambda: transpose(stride=2**30), ProblemError, "below 2|elements"),
         (lambda: conv((2**20, 4, 2**15, 2**15)), ProblemError, "more than any device holds"),
-        (lambda: conv(layout="nchw"), ProblemError, "'NCHW' or 'NHWC', got 'nchw'"),
+        (lambda: conv(layout="nchW"), ProblemError, "'NCHW' or 'NHWC', got 'nchW'"),
         (lambda: conv(dtype="f64"), DtypeError, "'f32', 'f16' or 'bf16', got 'f64'"),
         (lambda: conv(activation="mish"), ProblemError, "unknown activation 'mish'; known are"),
         (lambda: conv(activation=3), DtypeError, "None, a name or a tuple"),
@@ -214,6 +214,16 @@ def test_integers_and_pairs_of_many_kinds(value: Any) -> None:
     assert conv(stride=value).stride == (2, 2)
     assert conv(padding=value).padding == (2, 2, 2, 2)
     assert all(type(v) is int for v in conv(stride=value).stride)
+
+
+def test_layouts_in_lower_case() -> None:
+    assert conv(layout="nchw") == conv()
+    shapes = (2, 9, 8, 4), (6, 4, 3, 3)
+    lower, upper = (
+        ConvProblem.from_call("conv2d", *shapes, layout=layout) for layout in ("nhwc", "NHWC")
+    )
+    assert lower == upper
+    assert lower.c == 4
 
 
 def test_arrays_as_pairs() -> None:

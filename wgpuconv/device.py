@@ -22,6 +22,7 @@ from .errors import (
     UnknownAlgorithmError,
     UnsupportedFeatureError,
     WgpuConvError,
+    counted,
 )
 from .explain import Explanation, basis, explanation
 from .facts import Facts, Limits
@@ -419,7 +420,8 @@ def _open(spec: str | None, trusted: bool, limits: Limits | None) -> Any:
         if colon:
             if not number.isdigit() or int(number) >= len(adapters):
                 raise NoAdapterError(
-                    f"no device {spec!r}{origin}: {name} has {len(adapters)} adapter(s), "
+                    f"no device {spec!r}{origin}: {name} has "
+                    f"{counted(len(adapters), 'adapter')}, "
                     "numbered from 0; see wgpuconv.devices()"
                 )
             return _backend(source, adapters[int(number)], trusted, limits)

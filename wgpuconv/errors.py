@@ -124,3 +124,8 @@ def described(value: Any) -> str:
         return "None"
     kind = kind_of(value)
     return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
+
+
+def counted(number: int, noun: str) -> str:
+    """``1 channel``, ``2 channels``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

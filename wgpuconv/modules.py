@@ -11,7 +11,7 @@ from .device import Device
 from .dtypes import dtype_name
 from .errors import DtypeError
 from .ops import Parameters, common_dtype, problem_of, run
-from .problem import ConvProblem, Op
+from .problem import ConvProblem, Op, as_layout
 from .tensor import Tensor, as_device, common_device, tensor
 
 PREPARED = 8
@@ -54,7 +54,7 @@ class _Module:
         self.device = common_device(on, weight=weight, bias=bias)
         self.weight = weight if isinstance(weight, Tensor) else tensor(weight, self.device)
         self.bias = bias if bias is None or isinstance(bias, Tensor) else tensor(bias, self.device)
-        self._parameters = parameters
+        self._parameters = parameters._replace(layout=as_layout(parameters.layout))
         self._algorithm = algorithm
         self._limit = workspace_limit
         self._check_parameters()
