@@ -38,7 +38,7 @@ def command(
     tune: TuneOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the best candidates of each algorithm (--all: every one), what they cost, and the choice.
+    """Show the best candidates of each algorithm (--all: every one), their cost, and the choice.
 
     Candidates that were measured come first, then those that the cost model only guessed.
     'us' is the measured time of one run, 'guess us' what the model says.
