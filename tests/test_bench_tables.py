@@ -9,6 +9,7 @@ from bench_sample import sample_run
 from rich.console import Console
 from rich.table import Table
 
+from wgpuconv.bench import summary
 from wgpuconv.bench.result import PeerFacts, Run
 from wgpuconv.cli import bench, output
 
@@ -91,6 +92,18 @@ def test_the_verdict_names_the_fastest_and_ours() -> None:
     twin = replace(by_name["c9"].chosen("wgpu"), on="dawn")  # type: ignore[type-var]
     tied = replace(by_name["c9"], sides=(*by_name["c9"].sides, twin))
     assert "a tie of wgpu implicit_gemm, dawn implicit_gemm" in bench._verdict(tied, RUN)
+
+
+def test_a_tie_has_all_that_is_faster_than_its_slowest() -> None:
+    result = next(r for r in RUN.results if r.name == "c9" and " f32 " in r.problem)
+    side = replace(result.chosen("wgpu"), samples=(1.0, 1.0, 1.0))  # type: ignore[type-var]
+    between = replace(side, on="b", samples=(1.1, 1.1, 1.1))  # steady, so told from the first
+    wide = replace(side, on="c", samples=(1.0, 1.2, 1.2))
+    apart = replace(side, on="d", samples=(1.3, 1.3, 1.3))
+    tied = replace(result, sides=(side, between, wide, apart))
+    assert summary.leaders(tied) == (side, between, wide)
+    assert summary.leaders(replace(result, sides=(side, between))) == (side,)
+    assert summary.leaders(replace(result, sides=())) == ()
 
 
 def test_the_summary_has_a_line_for_each_device_and_peer(
