@@ -127,5 +127,6 @@ def described(value: Any) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """``1 channel``, ``2 channels``."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    """``1 channel``, ``2 channels``, ``2 passes``."""
+    plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"
+    return f"{number} {noun if number == 1 else plural}"

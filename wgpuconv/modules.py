@@ -18,6 +18,12 @@ PREPARED = 8
 """Input shapes for which prepared weights are kept at a time."""
 LARGE = 1 << 14
 """Height and width of an input that any sensible kernel fits into."""
+_USUAL = {
+    **Parameters(1, 0, 1, 0, 1, "NCHW", None, "default")._asdict(),
+    "algorithm": "auto",
+    "workspace_limit": None,
+}
+"""The defaults of both modules."""
 
 
 class _Module:
@@ -59,6 +65,17 @@ class _Module:
         self._limit = workspace_limit
         self._check_parameters()
         self._ready: OrderedDict[tuple[Any, ...], tuple[Any, Tensor | None]] = OrderedDict()
+
+    def __repr__(self) -> str:
+        """The weight by its shape, and what was asked for beyond the defaults."""
+        words = [f"weight {self.weight.shape} {self.weight.dtype}"]
+        if self.bias is not None:
+            words.append(f"bias {self.bias.shape}")
+        given = {**self._parameters._asdict(), "algorithm": self._algorithm,
+                 "workspace_limit": self._limit}  # fmt: skip
+        # As they are written, since an array has no single answer to whether it is equal.
+        words += [f"{name}={v!r}" for name, v in given.items() if repr(v) != repr(_USUAL[name])]
+        return f"{type(self).__name__}({', '.join(words)}, device={self.device.name!r})"
 
     def _check_parameters(self) -> None:
         """Raises at once what would be wrong with every input, by trying a large one."""

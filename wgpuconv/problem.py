@@ -378,6 +378,9 @@ class ConvProblem:
 
     # ---- text ----
 
+    def __repr__(self) -> str:
+        return f"ConvProblem.parse({str(self)!r})"
+
     def __str__(self) -> str:
         top, bottom, left, right = self.padding
         if (top, left) == (bottom, right):

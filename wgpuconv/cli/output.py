@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import threading
@@ -89,16 +90,25 @@ def table(*columns: str, title: str | None = None, right: tuple[str, ...] = ()) 
     return made
 
 
-def show(made: Table | Text) -> None:
-    """Prints on stdout, without the spaces that rich leaves behind a line."""
+def show(made: Table | Text, console: Console = out) -> None:
+    """Prints, on stdout or elsewhere, without the spaces that rich leaves behind a line."""
     segments: list[Segment] = []
-    for line in out.render_lines(made, pad=False):
+    for line in console.render_lines(made, pad=False):
         while line and not line[-1].text.rstrip():
             line.pop()
         if line:
             line[-1] = Segment(line[-1].text.rstrip(), line[-1].style)
         segments += [*line, Segment.line()]
-    out.print(Segments(segments), end="", soft_wrap=True)
+    console.print(Segments(segments), end="", soft_wrap=True)
+
+
+def plain(*made: Table | Text) -> str:
+    """What :func:`show` prints of these, one below the other, without colours."""
+    file = io.StringIO()
+    console = Console(file=file, width=out.width, color_system=None, force_jupyter=False)
+    for each in made:
+        show(each, console)
+    return file.getvalue().rstrip()
 
 
 def check_folder(path: Path | None) -> None:
