@@ -63,6 +63,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shutil.copy(demo.PHOTOGRAPH, tmp_path / "photo.jpg")
     np.save(tmp_path / "x.npy", rng.uniform(-1, 1, (1, 4, 8, 9)).astype(np.float32))
     np.save(tmp_path / "w.npy", rng.uniform(-1, 1, (5, 4, 3, 3)).astype(np.float32))
+    np.save(tmp_path / "scalar.npy", np.float32(1))
+    np.save(tmp_path / "objects.npy", np.array([None]), allow_pickle=True)
+    (tmp_path / "text.npy").write_text("no array", encoding="utf-8")
+    (tmp_path / "zip.npy").write_bytes(b"PK\x03\x04 and no archive")
+    (tmp_path / "cut.npy").write_bytes((tmp_path / "x.npy").read_bytes()[:200])
     write_model(tmp_path / "model.onnx")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WGPUCONV_CACHE_DIR", str(tmp_path / "cache"))
@@ -388,7 +393,7 @@ def test_an_empty_cache_is_not_exported(folder: Path) -> None:
     assert "nothing was measured yet; run 'wgpuconv tune'" in sentence("cache", "export", "t.json")
     assert not (folder / "t.json").exists()
     text = invoke("cache", "info").stdout
-    assert ": 0 problem(s), 0 B\n" in text
+    assert ": 0 problems, 0 B\n" in text
     assert "run 'wgpuconv tune'" in text
 
 
@@ -396,7 +401,7 @@ def test_what_is_known_is_not_imported_again(folder: Path) -> None:
     store_one()
     invoke("cache", "export", "tuning.json")
     assert "run 'wgpuconv tune'" not in invoke("cache", "info").stdout
-    assert "0 of 1 problem(s) were new or better, 1 already known" in (
+    assert "0 of 1 problem new or better, 1 already known" in (
         invoke("cache", "import", "tuning.json").stdout
     )
 
@@ -431,7 +436,7 @@ def test_devices_says_that_the_variable_names_none() -> None:
 def test_cache_clear_asks(folder: Path) -> None:
     done = CliRunner().invoke(app, ["cache", "clear"], input="n\n")
     assert done.exit_code == 1
-    assert "Forget 0 problem(s)" in done.output
+    assert "Forget 0 problems" in done.output
 
 
 def test_bench_writes_all_it_measured(folder: Path) -> None:
@@ -598,8 +603,8 @@ def test_what_the_demo_says_to_type_is_found_by_the_shell(
         ("explain 'conv3d f32'", "a problem begins with 'conv2d'"),
         ("bench resnet18", "the suites are burn"),
         ("tune nothing.txt", "the suites are burn"),
-        ("tune --onnx absent.onnx", "no model is named 'absent.onnx'"),
-        ("tune --onnx photo.jpg", "'photo.jpg' is not an ONNX model"),
+        ("tune --onnx absent.onnx", "there is no model 'absent.onnx'"),
+        ("tune --onnx photo.jpg", "'photo.jpg' is no ONNX model, as torch.onnx.export and"),
         ("tune --onnx model.onnx --batch 8", "give the size (--size 224,224)"),
         ("tune --onnx model.onnx --size 2x2", "as in 480,640, got '2x2'"),
         (f"tune '{TINY}' --size 9", "--size is for a model, given by --onnx"),
@@ -638,6 +643,22 @@ def test_what_the_demo_says_to_type_is_found_by_the_shell(
         ("run x.npy w.npy y.npy --bias abc", "--bias must be an .npy file or a number"),
         ("run x.npy w.npy y.npy --activation tan", "unknown activation 'tan'"),
         ("run x.npy w.npy y.npy --layout NCWH", "layout must be"),
+        ("run scalar.npy blur y.npy", "scalar.npy must hold an input of 4 dimensions (N, C, H, W)"),
+        ("run scalar.npy w.npy y.npy --layout nhwc", "4 dimensions (N, H, W, C), or 3 without"),
+        ("run x.npy scalar.npy y.npy", "4 dimensions (K, C/groups, R, S), got shape ()"),
+        ("run x.npy scalar.npy y.npy --transpose", "4 dimensions (C, K/groups, R, S), got shape ("),
+        ("run x.npy text.npy y.npy", "text.npy is no .npy file; an array of numbers is expected"),
+        ("run x.npy zip.npy y.npy", "zip.npy is no .npy file; an array of numbers is expected"),
+        ("run x.npy objects.npy y.npy", "objects.npy is an .npy file of Python objects, or"),
+        ("run cut.npy w.npy y.npy", "or the rest of it is missing; an array of numbers is exp"),
+        ("run x.npy w.npy y.npy --padding 1,2,3", "--padding takes a number, vertical,horizontal,"),
+        ("run x.npy w.npy y.npy --padding reflect", "'valid' or 'same', in pixels, got 'reflect'"),
+        ("run x.npy w.npy y.npy --padding ''", "--padding takes a number"),
+        ("run x.npy w.npy y.npy --padding=-1", "--padding takes a number"),
+        ("run x.npy w.npy y.npy --padding same --stride 2", "give the pixels of padding instead"),
+        ("run x.npy w.npy y.npy --transpose --padding same", "or top,bottom,left,right, in pixels"),
+        ("run x.npy w.npy y.npy --output-padding 1", "--output-padding is for --transpose"),
+        ("run x.npy w.npy y.npy --stretch", "--stretch is for an image, got the output 'y.npy'"),
         ("run x.npy w.npy absent/y.npy", "absent/y.npy: No such file or directory"),
         ("run photo.jpg w.npy y.png", "channels"),
         ("cache import photo.jpg", "is no tuning bundle"),
@@ -659,6 +680,10 @@ def test_an_error_is_one_sentence(arguments: str, expected: str, folder: Path) -
         "absent.npy w.npy y.npy",
         "photo.jpg bloom y.png",
         "x.npy w.npy absent/y.npy",
+        "x.npy scalar.npy y.npy",
+        "scalar.npy w.npy y.npy",
+        "x.npy w.npy y.npy --stretch",
+        "x.npy w.npy y.npy --output-padding 1",
         "x.npy w.npy y.npy --stride 1.5",
         "x.npy w.npy y.npy --padding reflect",
         "x.npy w.npy y.npy --dilation a",

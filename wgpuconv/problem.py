@@ -598,7 +598,7 @@ def _padding(value: Any, op: Op, stride: Pair, dilation: Pair, taps: Pair) -> Pa
         if stride != (1, 1):
             raise ProblemError(
                 f"padding='same' is defined for stride 1 only, got stride {stride}; "
-                "pass explicit padding ((top, bottom), (left, right)) instead"
+                "give the pixels of padding instead"
             )
         # PyTorch's rule: an odd total puts the extra pixel behind.
         total = [d * (t - 1) for d, t in zip(dilation, taps, strict=True)]

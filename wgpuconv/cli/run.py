@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import zipfile
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import typer
+from numpy.lib.format import MAGIC_PREFIX
 
 from .. import ops
 from ..errors import DtypeError, ProblemError
@@ -71,9 +73,9 @@ def command(
         bool, typer.Option("--transpose", help="Run conv_transpose2d instead of conv2d.")
     ] = False,
     output_padding: Annotated[
-        str,
+        str | None,
         typer.Option(metavar="N", help="For --transpose: a number, or vertical,horizontal."),
-    ] = "0",
+    ] = None,
     layout: Annotated[str, typer.Option(help="Of .npy arrays: NCHW or NHWC.")] = "NCHW",
     precision: Annotated[
         str, typer.Option(help="default, or tf32: float32 is multiplied as TF32 (CUDA devices).")
@@ -94,22 +96,26 @@ def command(
     # All that can be wrong with the arguments is said before a device is opened.
     if not _is_file_of_ours(output):
         raise ProblemError(f"the output's name must end in {_SUFFIXES}, got {str(output)!r}")
+    if stretch and not is_image(output):
+        raise ProblemError(f"--stretch is for an image, got the output {str(output)!r}")
+    if output_padding is not None and not transpose:
+        raise ProblemError("--output-padding is for --transpose")
     check_folder(output)
     layout = layout.upper()
     x = _read_input(input, layout)
-    channels = x.shape[-1 if layout == "NHWC" else -3] if x.ndim >= 3 else 0
+    channels = x.shape[-1 if layout == "NHWC" else -3]
     named = not weight.endswith(".npy")
     if named:
         w = depthwise(kernel(weight), channels).astype(x.dtype)
         groups = channels if groups is None else groups
         padding = _keep_size(w.shape[-1], dilation) if padding is None else padding
     else:
-        w = _read_array(weight)
-    filters = w.shape[1] * (groups or 1) if transpose and w.ndim == 4 else w.shape[0]
+        w = _read_weight(weight, transpose)
+    filters = w.shape[1] * (groups or 1) if transpose else w.shape[0]
     arguments: dict[str, Any] = {
         "bias": _read_bias(bias, filters, x.dtype),
         "stride": _numbers("stride", stride),
-        "padding": _padding(padding or "0"),
+        "padding": _padding("0" if padding is None else padding, transpose),
         "dilation": _numbers("dilation", dilation),
         "groups": 1 if groups is None else groups,
         "activation": None if activation is None else parse_activation(activation),
@@ -120,7 +126,7 @@ def command(
     function: Any = ops.conv2d
     if transpose:
         function = ops.conv_transpose2d
-        arguments["output_padding"] = _numbers("output-padding", output_padding)
+        arguments["output_padding"] = _numbers("output-padding", output_padding or "0")
     on = open_device(device, tune)
     with Work(1) as work:
         on.tuner.progress = work.stage
@@ -155,23 +161,51 @@ def _read_input(path: Path, layout: str) -> np.ndarray:
     if not _is_file_of_ours(path):
         raise ProblemError(f"the input's name must end in {_SUFFIXES}, got {str(path)!r}")
     if path.suffix == ".npy":
-        return _read_array(str(path))
+        array = _read_array(str(path))
+        if array.ndim not in (3, 4):
+            form = ", ".join(layout)
+            raise ProblemError(
+                f"{path} must hold an input of 4 dimensions ({form}), or 3 without the batch, got "
+                f"shape {array.shape}"
+            )
+        return array
     image = read_image(path)
     return image if layout == "NCHW" else np.ascontiguousarray(image.transpose(1, 2, 0))
+
+
+def _read_weight(path: str, transpose: bool) -> np.ndarray:
+    array = _read_array(path)
+    if array.ndim != 4:
+        form = "(C, K/groups, R, S)" if transpose else "(K, C/groups, R, S)"
+        raise ProblemError(
+            f"{path} must hold a weight of 4 dimensions {form}, got shape {array.shape}"
+        )
+    return array
 
 
 def _read_array(path: str) -> np.ndarray:
     """The array of an .npy file; float64, which numpy saves where nothing is said, as float32."""
     try:
-        array = np.load(path, allow_pickle=False)
-    except (ValueError, EOFError) as error:
-        raise ProblemError(f"{path} is no .npy file of numbers: {error}") from error
+        with open(path, "rb") as file:  # numpy leaves a broken archive open
+            array = np.load(file, allow_pickle=False)
+    except (ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise ProblemError(
+            f"{path} {_fault(path)}; an array of numbers is expected, as numpy.save writes it"
+        ) from error
     if not isinstance(array, np.ndarray):
         raise ProblemError(f"{path} is an archive of arrays; one .npy array is expected")
     if array.dtype == np.float64:
         hint(f"{path} holds float64, computed as float32")
         return array.astype(np.float32)
     return array
+
+
+def _fault(path: str) -> str:
+    """What is wrong with a file that numpy cannot read, as one sentence that is not numpy's."""
+    with open(path, "rb") as file:
+        if file.read(len(MAGIC_PREFIX)) != MAGIC_PREFIX:
+            return "is no .npy file"
+    return "is an .npy file of Python objects, or the rest of it is missing"
 
 
 def _read_bias(text: str | None, filters: int, dtype: Any) -> np.ndarray | None:
@@ -192,13 +226,18 @@ def _numbers(name: str, text: str) -> int | tuple[int, ...]:
     return values[0] if len(values) == 1 else values
 
 
-def _padding(text: str) -> Any:
-    if text in ("same", "valid"):
+def _padding(text: str, transpose: bool) -> Any:
+    words = () if transpose else ("valid", "same")
+    if text in words:
         return text
-    values = _numbers("padding", text)
-    if isinstance(values, tuple) and len(values) == 4:
-        return (values[:2], values[2:])
-    return values
+    values = text.split(",")
+    if len(values) not in (1, 2, 4) or not all(re.fullmatch(r"\d+", v) for v in values):
+        forms = ["a number", "vertical,horizontal", "top,bottom,left,right", *map(repr, words)]
+        raise ProblemError(
+            f"--padding takes {', '.join(forms[:-1])} or {forms[-1]}, in pixels, got {text!r}"
+        )
+    pixels = tuple(map(int, values))
+    return (pixels[:2], pixels[2:]) if len(pixels) == 4 else pixels
 
 
 def _keep_size(taps: int, dilation: str) -> str:
