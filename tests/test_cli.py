@@ -245,6 +245,26 @@ def test_a_long_command_says_on_a_pipe_where_it_is(
     assert [line for line in lines if line.startswith("[")] == ["[1/2] a", "[2/2] b"]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("devices", "looking for devices ..."),
+        ("algorithms", "opening the best device ..."),
+        ("explain TINY -d wgpu", "opening the device wgpu ..."),
+        ("tune --onnx model.onnx --size 8 --batch 1", "reading model.onnx ..."),
+    ],
+)
+def test_a_command_says_at_once_on_a_terminal_what_it_does(
+    arguments: str, said: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = [TINY if word == "TINY" else word for word in arguments.split()]
+    assert said not in invoke(*words).stderr
+    terminal = Console(stderr=True, highlight=False, force_terminal=True, no_color=True, width=80)
+    monkeypatch.setattr(output, "err", terminal)
+    assert said in invoke(*words).stderr
+    assert said not in invoke(*words, "--json").stderr
+
+
 # ---- what the commands do ----
 
 
@@ -694,7 +714,7 @@ def test_an_error_is_one_sentence(arguments: str, expected: str, folder: Path) -
 def test_run_opens_no_device_for_wrong_arguments(
     arguments: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run, "open_device", lambda *_: pytest.fail("a device was opened"))
+    monkeypatch.setattr(run, "open_device", lambda *_, **__: pytest.fail("a device was opened"))
     assert sentence("run", *arguments.split())
 
 

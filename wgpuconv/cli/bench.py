@@ -168,14 +168,23 @@ def command(
     is relative to the largest output, 'roof' the share of the most that the
     device could do by a direct method in f32.
     """
-    found = chosen(problems, onnx, batch=batch, size=size, dtype=None, layout=layout, limit=limit)
+    found = chosen(
+        problems,
+        onnx,
+        batch=batch,
+        size=size,
+        dtype=None,
+        layout=layout,
+        limit=limit,
+        quiet=as_json,
+    )
     entries = [varied(entry, dtype=each) for each in _words(dtype) or (None,) for entry in found]
     measures = _words(measure) or USUAL_MEASURES
     asked = peer_names() if peers in (None, "all") else [] if peers == "none" else _words(peers)
     check_folder(out_file)
     specs: Sequence[str | None] = devices or [None]
     ours = [
-        OurDevice(open_device(spec, tune), spec=spec, algorithms=_words(algorithms))
+        OurDevice(open_device(spec, tune, quiet=as_json), spec=spec, algorithms=_words(algorithms))
         for spec in specs
     ]
     with Work(len(entries)) as work:

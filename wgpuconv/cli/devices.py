@@ -13,7 +13,7 @@ from ..errors import WgpuConvError
 from ..tuning.speeds import device_key
 from ..tuning.store import Store, default_path
 from .options import JsonOption
-from .output import emit_json, note, show, speed, table, warn
+from .output import busy, emit_json, note, show, speed, table, warn
 
 EXAMPLES = ("wgpuconv devices",)
 
@@ -21,8 +21,9 @@ EXAMPLES = ("wgpuconv devices",)
 def command(as_json: JsonOption = False) -> None:
     """List the devices that can run convolutions, and why others cannot."""
     store = Store(default_path())
-    rows = [_row(info, store) for info in devices()]
-    default = _default_spec([row for row in rows if row["problem"] is None])
+    with busy("looking for devices ...", as_json):
+        rows = [_row(info, store) for info in devices()]
+        default = _default_spec([row for row in rows if row["problem"] is None])
     for row in rows:
         row["default"] = row["spec"] == default
     if as_json:

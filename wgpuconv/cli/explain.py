@@ -44,7 +44,7 @@ def command(
     'us' is the measured time of one run, 'guess us' what the model says.
     """
     entry = _entry(problem)
-    on = open_device(device, tune)
+    on = open_device(device, tune, quiet=as_json)
     with Work(1) as work:
         work.tell(entry.label)
         on.tuner.progress = work.stage

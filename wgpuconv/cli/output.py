@@ -117,6 +117,19 @@ def check_folder(path: Path | None) -> None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
 
 
+@contextmanager
+def busy(what: str, quiet: bool = False) -> Iterator[None]:
+    """Says on a terminal's stderr what is done before there is any progress to show.
+
+    ``quiet`` is for ``--json``.
+    """
+    if quiet or not err.is_terminal:
+        yield
+    else:
+        with err.status(Text(what)):
+            yield
+
+
 PATIENCE = 1.0
 """Seconds after which a command says on a stderr that is no terminal what it does."""
 

@@ -127,7 +127,7 @@ def command(
     if transpose:
         function = ops.conv_transpose2d
         arguments["output_padding"] = _numbers("output-padding", output_padding or "0")
-    on = open_device(device, tune)
+    on = open_device(device, tune, quiet=as_json)
     with Work(1) as work:
         on.tuner.progress = work.stage
         work.tell(f"{input} on {on.name}")

@@ -41,10 +41,17 @@ def command(
     A software driver is only measured with --full.
     """
     entries = chosen(
-        problems, onnx, batch=batch, size=size, dtype=dtype, layout=layout, limit=limit
+        problems,
+        onnx,
+        batch=batch,
+        size=size,
+        dtype=dtype,
+        layout=layout,
+        limit=limit,
+        quiet=as_json,
     )
     Store(default_path()).require_writable()
-    on = open_device(device, Tune.full if full else Tune.auto)
+    on = open_device(device, Tune.full if full else Tune.auto, quiet=as_json)
     by_model_only = on.facts.software and not full
     if by_model_only:
         hint(
