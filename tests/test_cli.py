@@ -389,6 +389,18 @@ def test_tune_says_first_that_a_software_driver_is_not_measured(
     assert "us" not in done.stdout.splitlines()[0].split()  # nothing was measured
 
 
+def test_tune_takes_full_in_both_forms() -> None:
+    assert [
+        tune._mode(mode, full)
+        for mode, full in (
+            (None, False),
+            (None, True),
+            (options.Tune.full, False),
+            (options.Tune.auto, False),
+        )
+    ] == ["auto", "full", "full", "auto"]
+
+
 def test_tune_shows_of_a_configuration_what_matters() -> None:
     config = {"tile_m": 32, "tm": 8, "tp": 8, "order": "snake", "last_barrier": True,
               "unroll": False, "splits": 1}  # fmt: skip
@@ -655,6 +667,7 @@ def test_what_the_demo_says_to_type_is_found_by_the_shell(
         (f"explain {TINY}", "put a problem's text in quotes"),
         (f"tune {TINY}", "put a problem's text in quotes"),
         (f"bench mine: {TINY}", "put a problem's text in quotes"),
+        (f"tune '{TINY}' --tune off", "tune measures, got --tune off; give auto or full"),
         (f"tune '{TINY}' --dtype f64", "dtype must be f32, f16, bf16 or tf32, got 'f64'"),
         (f"explain '{TINY} dilation2'", "write dil2; the words are f32, f16, bf16, n, c, h,"),
         (f"explain '{TINY} act:clip,1'", "as in clip,0,6"),

@@ -37,6 +37,8 @@ def command(as_json: JsonOption = False) -> None:
         if row["bandwidth"] or row["fma_rate"]:
             rates = ((row["bandwidth"], "B/s"), (row["fma_rate"], "FLOP/s"))
             lines.append(f"\nmeasured: {', '.join(speed(r, unit) for r, unit in rates if r)}")
+        elif row["problem"] is None and row["identity"]:  # by which speeds would be stored
+            lines.append(f"\n{_why_no_speeds(row['kind'])}", style="dim")
         if row["problem"]:
             lines.append(f"{row['name'] and chr(10)}{row['problem']}", style="red")
         if row["warning"]:
@@ -56,6 +58,12 @@ def command(as_json: JsonOption = False) -> None:
             "* is used where none is named; choose another with --device or the environment "
             "variable WGPUCONV_DEVICE."
         )
+
+
+def _why_no_speeds(kind: str) -> str:
+    if kind == "CPU":
+        return "speeds: not measured on a software driver"
+    return "speeds: not measured yet; 'wgpuconv tune' begins with them"
 
 
 def _yes(value: bool) -> str:

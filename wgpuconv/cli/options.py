@@ -34,7 +34,6 @@ TuneOption = Annotated[
     Tune | None,
     typer.Option(
         "--tune",
-        metavar="MODE",
         help="auto: measure a few candidates within a second; full: all of them; "
         "off: none; stored: only use what was measured before.",
     ),

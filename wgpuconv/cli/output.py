@@ -90,8 +90,9 @@ def table(*columns: str, title: str | None = None, right: tuple[str, ...] = ()) 
     return made
 
 
-def show(made: Table | Text, console: Console = out) -> None:
+def show(made: Table | Text, console: Console | None = None) -> None:
     """Prints, on stdout or elsewhere, without the spaces that rich leaves behind a line."""
+    console = console or out
     segments: list[Segment] = []
     for line in console.render_lines(made, pad=False):
         while line and not line[-1].text.rstrip():

@@ -6,9 +6,10 @@ from typing import Annotated, Any
 
 import typer
 
+from ..errors import TuningError
 from ..plan import Config
 from ..tuning.store import Store, default_path
-from .options import DeviceOption, JsonOption, Tune, open_device
+from .options import DeviceOption, JsonOption, Tune, TuneOption, open_device
 from .output import Work, config_text, emit_json, hint, micro, note, out, show, table
 from .problems import BatchOption, LimitOption, OnnxOption, ProblemsArgument, SizeOption, chosen
 
@@ -23,8 +24,9 @@ def command(
     problems: ProblemsArgument = None,
     onnx: OnnxOption = None,
     full: Annotated[
-        bool, typer.Option("--full", help="Measure all candidates, however long it takes.")
+        bool, typer.Option("--full", help="Measure all candidates: short for --tune full.")
     ] = False,
+    tune: TuneOption = None,
     batch: BatchOption = None,
     size: SizeOption = None,
     dtype: Annotated[
@@ -50,9 +52,10 @@ def command(
         limit=limit,
         quiet=as_json,
     )
+    mode = _mode(tune, full)
     Store(default_path()).require_writable()
-    on = open_device(device, Tune.full if full else Tune.auto, quiet=as_json)
-    by_model_only = on.facts.software and not full
+    on = open_device(device, mode, quiet=as_json)
+    by_model_only = on.facts.software and mode is not Tune.full
     if by_model_only:
         hint(
             "a software driver is not measured, the cost model chooses what is not stored; "
@@ -100,6 +103,13 @@ def command(
         note(f"By the cost model alone where it says 'model': {reason}.")
     stored = sum(row["source"] in ("tuned", "stored") for row in found)
     out.print(f"Of {len(found)}, {stored} stored, {len(found) - stored} guessed.")
+
+
+def _mode(tune: Tune | None, full: bool) -> Tune:
+    """How thoroughly to measure; what WGPUCONV_TUNE says is for calls that nobody waits for."""
+    if tune in (Tune.off, Tune.stored):
+        raise TuningError(f"tune measures, got --tune {tune.value}; give auto or full")
+    return Tune.full if full else tune or Tune.auto
 
 
 def _main_part(config: Config) -> Config:
