@@ -138,6 +138,19 @@ def test_every_command_has_an_example_of_itself(command: str) -> None:
     assert all(words[: len(command.split())] == command.split() for words in found)
 
 
+@pytest.mark.parametrize("width", [80, 100])
+@pytest.mark.parametrize("command", ["", "cache", *COMMANDS])
+def test_help_fits_the_terminal_and_shows_what_options_take(
+    command: str, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    text = invoke(*command.split(), "--help").stdout
+    assert max(map(len, text.splitlines())) <= width
+    # An option takes a name of its form, or its choices, not the name of a type of Python's.
+    options = [line for line in text.splitlines() if re.match(r"\W+--\w", line)]
+    assert [line for line in options if re.search(r"<(str|int|int range|float|TEXT)>", line)] == []
+
+
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c not in ("demo", "tune", "bench")])
 def test_the_examples_run(command: str, folder: Path) -> None:
     if command in ("cache export", "cache import"):
@@ -295,6 +308,21 @@ def test_run_convolves_arrays(folder: Path) -> None:
     assert json.loads(done.stdout)["shape"] == list(expected.shape)
 
 
+def test_run_says_that_a_result_is_no_number(folder: Path) -> None:
+    for bias in ("nan", "inf"):
+        done = invoke("run", "x.npy", "w.npy", "y.npy", "--bias", bias)
+        assert "of 210 values are NaN or infinite" in done.stderr
+    image = np.zeros((1, 1, 1, 3), np.float32)
+    image[0, 0, 0] = [2, 4, np.nan]
+    np.save("spoilt.npy", image)
+    np.save("one.npy", np.ones((1, 1, 1, 1), np.float32))
+    invoke("run", "spoilt.npy", "one.npy", "y.png", "--stretch")
+    assert read_image(folder / "y.png").ravel().tolist() == [0, 1, 0]
+    text = invoke("run", "x.npy", "w.npy", "y.npy", "--bias", "nan", "--json").stdout
+    found = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert (found["minimum"], found["maximum"]) == (None, None)
+
+
 def test_run_transposes(folder: Path) -> None:
     np.save("w.npy", np.ones((4, 2, 2, 2), np.float32))
     invoke(
@@ -389,16 +417,22 @@ def test_tune_says_first_that_a_software_driver_is_not_measured(
     assert "us" not in done.stdout.splitlines()[0].split()  # nothing was measured
 
 
-def test_tune_takes_full_in_both_forms() -> None:
-    assert [
-        tune._mode(mode, full)
-        for mode, full in (
-            (None, False),
-            (None, True),
-            (options.Tune.full, False),
-            (options.Tune.auto, False),
-        )
-    ] == ["auto", "full", "full", "auto"]
+@pytest.mark.parametrize(
+    ("options", "mode"),
+    [("", "auto"), ("--tune auto", "auto"), ("--tune full", "full"), ("--full", "full")],
+)
+def test_tune_takes_full_in_both_forms(
+    options: str, mode: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def opened(spec: None, tune: Any, *, quiet: bool) -> None:
+        asked.append(tune.value)
+        raise DeviceLostError("enough")
+
+    monkeypatch.setattr(tune, "open_device", opened)
+    invoke("tune", TINY, *options.split(), status=1)
+    assert asked == [mode]
 
 
 def test_tune_shows_of_a_configuration_what_matters() -> None:
@@ -667,7 +701,6 @@ def test_what_the_demo_says_to_type_is_found_by_the_shell(
         (f"explain {TINY}", "put a problem's text in quotes"),
         (f"tune {TINY}", "put a problem's text in quotes"),
         (f"bench mine: {TINY}", "put a problem's text in quotes"),
-        (f"tune '{TINY}' --tune off", "tune measures, got --tune off; give auto or full"),
         (f"tune '{TINY}' --dtype f64", "dtype must be f32, f16, bf16 or tf32, got 'f64'"),
         (f"explain '{TINY} dilation2'", "write dil2; the words are f32, f16, bf16, n, c, h,"),
         (f"explain '{TINY} act:clip,1'", "as in clip,0,6"),
@@ -739,6 +772,7 @@ def test_run_opens_no_device_for_wrong_arguments(
         ["bench", "--json", "report", "x.json"],
         ["tune"],
         ["explain", TINY, "--tune", "maybe"],
+        ["tune", TINY, "--tune", "off"],
         ["run", "x.npy"],
     ],
 )

@@ -45,6 +45,7 @@ from .output import (
 from .output import size as size_text
 from .problems import (
     BatchOption,
+    LayoutOption,
     LimitOption,
     OnnxOption,
     ProblemsArgument,
@@ -139,12 +140,18 @@ def command(
     size: SizeOption = None,
     dtype: Annotated[
         str | None,
-        typer.Option(help="f32, f16, bf16, tf32, or several as f32,f16, instead of the suite's."),
+        typer.Option(
+            metavar="f32|f16|bf16|tf32",
+            help="Or several, with commas between; instead of the suite's.",
+        ),
     ] = None,
-    layout: Annotated[str | None, typer.Option(help="nchw or nhwc.")] = None,
+    layout: LayoutOption = None,
     limit: LimitOption = None,
     rounds: Annotated[
-        int | None, typer.Option(min=1, help="Samples of each side; 7, or 3 on a software driver.")
+        int | None,
+        typer.Option(
+            min=1, metavar="N", help="Samples of each side; 7, or 3 on a software driver."
+        ),
     ] = None,
     measure: Annotated[
         str | None,

@@ -32,9 +32,15 @@ SizeOption = Annotated[
     ),
 ]
 BatchOption = Annotated[
-    int | None, typer.Option(min=1, help="Instead of the suite's or the model's.")
+    int | None,
+    typer.Option(min=1, metavar="N", help="Instead of the suite's or the model's."),
 ]
-LimitOption = Annotated[int | None, typer.Option(min=1, help="Only the first so many.")]
+LayoutOption = Annotated[
+    str | None, typer.Option(metavar="nchw|nhwc", help="Instead of the problems' own.")
+]
+LimitOption = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="Only the first so many.")
+]
 
 
 def chosen(

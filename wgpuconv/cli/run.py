@@ -12,7 +12,7 @@ import typer
 from numpy.lib.format import MAGIC_PREFIX
 
 from .. import ops
-from ..errors import DtypeError, ProblemError
+from ..errors import DtypeError, ProblemError, counted
 from ..filters import FILTERS, depthwise, kernel
 from ..images import SUFFIXES, is_image, read_image, write_image
 from ..problem import parse_activation
@@ -63,7 +63,8 @@ def command(
         str, typer.Option(metavar="N", help="A number, or vertical,horizontal.")
     ] = "1",
     groups: Annotated[
-        int | None, typer.Option(help="Groups of channels (a filter: one a channel).")
+        int | None,
+        typer.Option(metavar="N", help="Groups of channels (a filter: one a channel)."),
     ] = None,
     activation: Annotated[
         str | None,
@@ -76,9 +77,12 @@ def command(
         str | None,
         typer.Option(metavar="N", help="For --transpose: a number, or vertical,horizontal."),
     ] = None,
-    layout: Annotated[str, typer.Option(help="Of .npy arrays: NCHW or NHWC.")] = "NCHW",
+    layout: Annotated[str, typer.Option(metavar="NCHW|NHWC", help="Of .npy arrays.")] = "NCHW",
     precision: Annotated[
-        str, typer.Option(help="default, or tf32: float32 is multiplied as TF32 (CUDA devices).")
+        str,
+        typer.Option(
+            metavar="default|tf32", help="tf32: float32 is multiplied as TF32 (CUDA devices)."
+        ),
     ] = "default",
     stretch: Annotated[
         bool,
@@ -133,14 +137,17 @@ def command(
         work.tell(f"{input} on {on.name}")
         y = function(x, w, **arguments, device=on)
     _write_output(output, y, layout, stretch, alpha=is_image(input) and channels == 4)
+    spoilt = int(np.count_nonzero(~np.isfinite(y.astype(np.float32))))
+    if spoilt:
+        hint(f"{spoilt} of {counted(y.size, 'value')} are NaN or infinite")
     if as_json:
         emit_json(
             {
                 "output": str(output),
                 "shape": list(y.shape),
                 "dtype": str(y.dtype),
-                "minimum": float(y.min()) if y.size else None,
-                "maximum": float(y.max()) if y.size else None,
+                "minimum": _number(y.min()) if y.size else None,
+                "maximum": _number(y.max()) if y.size else None,
                 "device": on.name,
             }
         )
@@ -149,6 +156,11 @@ def command(
 
 
 _SUFFIXES = f"{', '.join(SUFFIXES)} or .npy"
+
+
+def _number(value: Any) -> float | None:
+    """As JSON has it, where NaN and infinity are no numbers."""
+    return float(value) if np.isfinite(value) else None
 
 
 def _is_file_of_ours(path: Path) -> bool:
@@ -273,6 +285,7 @@ def _write_output(path: Path, y: np.ndarray, layout: str, stretch: bool, *, alph
             f"1 or 3 channels make an image, got {len(y)}; write an .npy file instead"
         )
     if stretch:
-        low, high = float(y.min()), float(y.max())
+        finite = y[np.isfinite(y)]
+        low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
         y = (y - low) / ((high - low) or 1.0)
     write_image(path, y)

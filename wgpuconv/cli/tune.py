@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import Annotated, Any
 
 import typer
 
-from ..errors import TuningError
 from ..plan import Config
 from ..tuning.store import Store, default_path
-from .options import DeviceOption, JsonOption, Tune, TuneOption, open_device
+from .options import DeviceOption, JsonOption, Tune, open_device
 from .output import Work, config_text, emit_json, hint, micro, note, out, show, table
-from .problems import BatchOption, LimitOption, OnnxOption, ProblemsArgument, SizeOption, chosen
+from .problems import (
+    BatchOption,
+    LayoutOption,
+    LimitOption,
+    OnnxOption,
+    ProblemsArgument,
+    SizeOption,
+    chosen,
+)
 
 EXAMPLES = (
     "wgpuconv tune mobilenet_v2 --limit 3 --batch 2",
@@ -20,19 +28,27 @@ EXAMPLES = (
 )
 
 
+class Measuring(str, Enum):
+    """The modes of the tuner that measure."""
+
+    auto = "auto"
+    full = "full"
+
+
 def command(
     problems: ProblemsArgument = None,
     onnx: OnnxOption = None,
-    full: Annotated[
-        bool, typer.Option("--full", help="Measure all candidates: short for --tune full.")
-    ] = False,
-    tune: TuneOption = None,
+    full: Annotated[bool, typer.Option("--full", help="The same as --tune full.")] = False,
+    tune: Annotated[
+        Measuring,
+        typer.Option(help="auto: measure a few candidates of a problem; full: all of them."),
+    ] = Measuring.auto,
     batch: BatchOption = None,
     size: SizeOption = None,
     dtype: Annotated[
-        str | None, typer.Option(help="f32, f16, bf16 or tf32, instead of the suite's.")
+        str | None, typer.Option(metavar="f32|f16|bf16|tf32", help="Instead of the suite's.")
     ] = None,
-    layout: Annotated[str | None, typer.Option(help="nchw or nhwc.")] = None,
+    layout: LayoutOption = None,
     limit: LimitOption = None,
     device: DeviceOption = None,
     as_json: JsonOption = False,
@@ -52,10 +68,10 @@ def command(
         limit=limit,
         quiet=as_json,
     )
-    mode = _mode(tune, full)
+    everything = full or tune is Measuring.full
     Store(default_path()).require_writable()
-    on = open_device(device, mode, quiet=as_json)
-    by_model_only = on.facts.software and mode is not Tune.full
+    on = open_device(device, Tune.full if everything else Tune.auto, quiet=as_json)
+    by_model_only = on.facts.software and not everything
     if by_model_only:
         hint(
             "a software driver is not measured, the cost model chooses what is not stored; "
@@ -103,13 +119,6 @@ def command(
         note(f"By the cost model alone where it says 'model': {reason}.")
     stored = sum(row["source"] in ("tuned", "stored") for row in found)
     out.print(f"Of {len(found)}, {stored} stored, {len(found) - stored} guessed.")
-
-
-def _mode(tune: Tune | None, full: bool) -> Tune:
-    """How thoroughly to measure; what WGPUCONV_TUNE says is for calls that nobody waits for."""
-    if tune in (Tune.off, Tune.stored):
-        raise TuningError(f"tune measures, got --tune {tune.value}; give auto or full")
-    return Tune.full if full else tune or Tune.auto
 
 
 def _main_part(config: Config) -> Config:
