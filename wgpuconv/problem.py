@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
-from .errors import DtypeError, ProblemError, counted
+from .errors import DtypeError, ProblemError, counted, described
 
 Op = Literal["conv2d", "conv_transpose2d"]
 Pair = tuple[int, int]
@@ -411,7 +411,12 @@ class ConvProblem:
 
     @classmethod
     def parse(cls, text: str) -> ConvProblem:
-        """The problem that a text describes; the order of the words after the op is free."""
+        """The problem that a text describes; the order of the words after the op is free.
+
+        Raises ProblemError where the text describes none, DtypeError where it is no text.
+        """
+        if not isinstance(text, str):
+            raise DtypeError(f"a problem's text must be a string, got {described(text)}")
         words = text.split()
         if not words or words[0] not in ("conv2d", "conv_transpose2d"):
             raise ProblemError(
@@ -556,15 +561,14 @@ def _is_sequence(value: Any) -> bool:
     )
 
 
-def _integer(name: str, value: Any, *, least: int) -> int:
+def _integer(name: str, value: Any, *, least: int, form: str = "an integer") -> int:
+    """``form`` is what else the value may have been, for the message."""
     try:
         if isinstance(value, bool):  # PyTorch refuses it too
             raise TypeError
         number = operator.index(value)
     except TypeError:
-        raise DtypeError(
-            f"{name} must be an integer, got {value!r} ({type(value).__name__})"
-        ) from None
+        raise DtypeError(f"{name} must be {form}, got {value!r} ({type(value).__name__})") from None
     if number < least:
         bound = "positive" if least == 1 else "zero or positive"
         raise ProblemError(f"{name} must be {bound}, got {value!r}")
@@ -575,12 +579,14 @@ def _integer(name: str, value: Any, *, least: int) -> int:
 
 def _pair(name: str, value: Any, *, least: int) -> Pair:
     """An integer, or a sequence of one or two of them, as (vertical, horizontal)."""
+    form = "an integer or a pair of them"
+    if name == "padding":
+        form = "an integer, a pair of them or ((top, bottom), (left, right))"
     if not _is_sequence(value):
-        number = _integer(name, value, least=least)
+        number = _integer(name, value, least=least, form=form)
         return (number, number)
     if len(value) not in (1, 2):
-        more = " or ((top, bottom), (left, right))" if name == "padding" else ""
-        raise ProblemError(f"{name} must be an integer or a pair of them{more}, got {value!r}")
+        raise ProblemError(f"{name} must be {form}, got {value!r}")
     first, last = value[0], value[-1]
     return (_integer(name, first, least=least), _integer(name, last, least=least))
 
