@@ -233,6 +233,21 @@ def test_lines_begin_after_a_while_and_name_each_thing_once(
     assert capsys.readouterr().err == "[1/3] a\n[2/3] b\n"
 
 
+@pytest.mark.parametrize("width", [60, 80])
+def test_of_a_long_line_of_progress_the_problem_is_cut(
+    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    terminal = Console(stderr=True, force_terminal=True, no_color=True, width=width)
+    monkeypatch.setattr(output, "err", terminal)
+    with output.Work(7) as work:
+        work.tell("[conv] " * 20, "roofline")
+        work._bar.refresh()
+    text = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", capsys.readouterr().err)
+    line = text.replace("\r", "\n").strip().splitlines()[-1]
+    assert re.match(r"0/7 0:00:0\d \[conv\] .*…: roofline", line.strip())
+    assert len(line) <= width
+
+
 @pytest.mark.parametrize(
     "arguments", ["tune {} {}", "bench {} {} --algorithms direct --peers none --json"]
 )

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from numbers import Integral
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from .algorithms import Algorithm, find
 from .backends.base import Compiled, Identity
@@ -167,6 +167,12 @@ class Device:
 
     def __repr__(self) -> str:
         return f"Device({self.backend.identity})"
+
+    def __reduce__(self) -> NoReturn:
+        raise DeviceError(
+            "a Device, and a Tensor or module on one, can be neither copied nor pickled; in "
+            "another process, open a Device and make it there"
+        )
 
     @property
     def name(self) -> str:

@@ -15,10 +15,16 @@ from typing import Any
 import typer
 from rich import box
 from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TimeElapsedColumn,
+)
 from rich.segment import Segment, Segments
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 out = Console(highlight=False)
@@ -176,6 +182,22 @@ class _Lines:
             err.print(Text(self._line), soft_wrap=True)
 
 
+BAR = 37
+"""Characters that the bar, the count and the time take of a line."""
+SHORTEST = 8
+"""Characters that are left of what is done where a terminal is narrow."""
+
+
+class _What(ProgressColumn):
+    """What is done now: the column that gives way where a terminal is narrow."""
+
+    def __init__(self) -> None:
+        super().__init__(Column())
+
+    def render(self, task: Task) -> Text:
+        return Text(task.description, no_wrap=True, overflow="ellipsis")
+
+
 class Work:
     """Progress on stderr: a bar, gone when done, or lines where stderr is no terminal.
 
@@ -188,7 +210,7 @@ class Work:
             BarColumn(bar_width=20),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
-            TextColumn("{task.description}"),
+            _What(),
             console=err,
             transient=True,
             disable=not err.is_terminal,
@@ -219,12 +241,17 @@ class Work:
         self._what = what
         if self._lines is not None:
             self._lines.tell(what)
-        described = f"{what}: {step}" if step else what
-        self._bar.update(self._task, description=escape(described))
+        self._describe(step)
 
     def stage(self, stage: str, done: int, total: int) -> None:
         """How far the tuner is with it; see tuner.Progress."""
-        self._bar.update(self._task, description=escape(f"{self._what}: {stage} {done}/{total}"))
+        self._describe(f"{stage} {done}/{total}")
+
+    def _describe(self, step: str) -> None:
+        """A problem's text may be as long as the terminal is wide, so that the step is kept."""
+        room = max(err.width - BAR - len(f": {step}"), SHORTEST)
+        what = self._what if len(self._what) <= room else f"{self._what[: room - 1]}…"
+        self._bar.update(self._task, description=f"{what}: {step}" if step else self._what)
 
     def advance(self) -> None:
         self._bar.advance(self._task)
