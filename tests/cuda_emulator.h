@@ -89,6 +89,7 @@ struct Product {
   int columns;
   int bytes;  // of an element
   unsigned long long a, b;
+  bool transposed_a;
   const unsigned* fragment;
   float (*element)(unsigned bits);
 };
@@ -546,15 +547,23 @@ inline void commit_products() {
 }
 
 // The element (row, k) of a matrix that is described as wgmma wants it.
-inline unsigned described(unsigned long long matrix, int row, int k, int bytes) {
+inline unsigned described(unsigned long long matrix, int row, int k, int bytes, bool transposed) {
   auto field = [&](int bit) { return static_cast<unsigned>(matrix >> bit & 0x3fff) * 16; };
+  const bool permuted = matrix >> 62 == 1;
   const int in_row = k * bytes;
-  unsigned at = field(0) + row / 8 * field(32);
-  if (matrix >> 62 == 1) {
-    at += row % 8 * 128 + in_row;
-    at ^= (at >> 7 & 7) << 4;
+  unsigned at = field(0);
+  if (transposed) {  // lines of 64 rows, eight of them for as many k
+    if (!permuted || bytes != 2 || at % 1024) {
+      emulator::fail("a transposed matrix is described otherwise");
+    }
+    at += row / 64 * field(16) + k / 8 * field(32) + k % 8 * 128 + row % 64 * bytes;
+  } else if (permuted) {
+    at += row / 8 * field(32) + row % 8 * 128 + in_row;
   } else {
-    at += row % 8 * 16 + in_row / 16 * field(16) + in_row % 16;
+    at += row / 8 * field(32) + row % 8 * 16 + in_row / 16 * field(16) + in_row % 16;
+  }
+  if (permuted) {
+    at ^= (at >> 7 & 7) << 4;
   }
   if (matrix & 0x3fffc000c000c000 || matrix >> 63 || at + bytes > emulator::block->shared.size()) {
     emulator::fail("a matrix outside of shared memory");
@@ -577,11 +586,12 @@ inline void multiply(Fiber* lanes, std::size_t number) {
     for (int row = 0; row < 16; row++) {
       const unsigned bits = first.fragment
                                 ? product(row % 8 * 4 + k % 4).fragment[row / 8 + k / 4 * 2]
-                                : described(first.a, warp * 16 + row, k, first.bytes);
+                                : described(first.a, warp * 16 + row, k, first.bytes,
+                                            first.transposed_a);
       left[row][k] = first.element(bits);
     }
     for (int column = 0; column < first.columns * 8; column++) {
-      right[column][k] = first.element(described(first.b, column, k, first.bytes));
+      right[column][k] = first.element(described(first.b, column, k, first.bytes, false));
     }
   }
   for (int lane = 0; lane < 32; lane++) {
@@ -620,16 +630,36 @@ float operand_of_bits(unsigned bits) {
   return operand(T{}, &bits, 0, 0);
 }
 
-template <typename T, int COLUMNS>
+template <typename T, bool TRANSPOSED_A = false, int COLUMNS>
 void multiply_add_async(float (&acc)[COLUMNS][4], unsigned long long a, unsigned long long b) {
+  static_assert(!TRANSPOSED_A || sizeof(T) == 2, "floats lie with their k side by side");
   emulator::self().products.push_back(
-      {acc, COLUMNS, sizeof(T), a, b, nullptr, operand_of_bits<T>});
+      {acc, COLUMNS, sizeof(T), a, b, TRANSPOSED_A, nullptr, operand_of_bits<T>});
 }
 
 template <typename T, int COLUMNS>
 void multiply_add_async(float (&acc)[COLUMNS][4], const unsigned (&a)[4], unsigned long long b) {
   static_assert(sizeof(T) == 4, "fragments of halves lie otherwise");
-  emulator::self().products.push_back({acc, COLUMNS, sizeof(T), 0, b, a, operand_of_bits<T>});
+  emulator::self().products.push_back(
+      {acc, COLUMNS, sizeof(T), 0, b, false, a, operand_of_bits<T>});
+}
+
+// Each lane's word comes from another bank.
+inline unsigned load_word(unsigned from) {
+  emulator::check_target(from, 4, 4);
+  emulator::self().deposit[0] = &from;
+  emulator::meet_warp([](emulator::Fiber* lanes) {
+    unsigned banks = 0;
+    for (int lane = 0; lane < 32; lane++) {
+      banks |= 1u << *static_cast<unsigned*>(lanes[lane].deposit[0]) / 4 % 32;
+    }
+    if (~banks) {
+      emulator::fail("two lanes load words of one bank");
+    }
+  });
+  unsigned word;
+  std::memcpy(&word, &emulator::block->shared[from], 4);
+  return word;
 }
 
 inline unsigned long long core_matrices(unsigned at_and_next_k, unsigned next_rows) {
@@ -668,6 +698,13 @@ inline void publish_barriers() {}
 inline void arrive(unsigned barrier) {
   emulator::arrive(barrier, 1, 0);
   emulator::yield();
+}
+
+inline void arrive_warp(unsigned barrier, int lane) {
+  __syncwarp();
+  if (barrier != 0 && lane == 0) {
+    arrive(barrier);
+  }
 }
 
 inline void arrive_expecting(unsigned barrier, int bytes) { emulator::arrive(barrier, 1, bytes); }

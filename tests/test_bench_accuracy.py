@@ -53,10 +53,10 @@ def test_rounded_factors_pass_in_their_own_precision_alone(name: str) -> None:
     judge = judged(PROBLEMS[name])
     for precision, rounding in {"tf32": to_tf32, "bf16": to_bf16}.items():
         output = computed(judge, rounding=rounding)
-        error = judge.error(output, precision)
+        error = judge.error(output[judge.points], precision)
         assert UNITS[precision] / 16 < error < 8 * UNITS[precision]
         with pytest.raises(ValueError, match="wrong result"):
-            judge.error(output, "f32")
+            judge.error(output[judge.points], "f32")
 
 
 @pytest.mark.parametrize("name", [n for n in PROBLEMS if n != "nhwc"])
@@ -72,7 +72,7 @@ def test_sums_in_float16_pass_as_f16(name: str) -> None:
                 sums += x[:, c, None, r : r + p.out_h, s : s + p.out_w] * tap
     sums += data["bias"][:, None, None]
     output = activate(p.activation, sums.astype(np.float64)).astype(np.float16)
-    assert judge.error(output, "f16") > 2.0**-13
+    assert judge.error(output[judge.points], "f16") > 2.0**-13
 
 
 @pytest.mark.parametrize("precision", ["f32", "tf32", "f16"])
@@ -80,7 +80,7 @@ def test_sums_in_float16_pass_as_f16(name: str) -> None:
 def test_mistakes_are_wrong_in_every_precision(name: str, precision: str) -> None:
     judge = judged(PROBLEMS[name])
     right = computed(judge)
-    judge.error(right, precision)
+    judge.error(right[judge.points], precision)
     p = judge.problem
     mistakes = {
         "no bias": computed(judge, bias=False),
@@ -88,17 +88,15 @@ def test_mistakes_are_wrong_in_every_precision(name: str, precision: str) -> Non
         "a pixel off": np.roll(right, 1, axis=2),
         "zeros": np.zeros_like(right),
         "not a number": np.full_like(right, np.nan),
-        "a channel less": right[:, :-1],
     }
     said = {what: verdict(judge, output, precision) for what, output in mistakes.items()}
-    assert said.pop("a channel less").startswith("wrong result: shape (")
     for what, text in said.items():
         assert re.match(r"wrong result: \d+ of \d+ sampled elements; .* \+- ", text), what
 
 
 def verdict(judge: Judge, output: np.ndarray, precision: str) -> str:
     try:
-        judge.error(output, precision)
+        judge.error(output[judge.points], precision)
     except ValueError as error:
         return str(error)
     return "right"
@@ -107,4 +105,4 @@ def verdict(judge: Judge, output: np.ndarray, precision: str) -> str:
 def test_what_leaves_the_bias_out_is_judged_without_it() -> None:
     judge = judged(PROBLEMS["long"])
     output = computed(judge, bias=False)
-    assert judge.error(output, "f32", bias=False) < 1e-6
+    assert judge.error(output[judge.points], "f32", bias=False) < 1e-6

@@ -72,6 +72,10 @@ PROBLEMS += [
         "conv_transpose2d f16 n2 c24 h7 w5 k40 r3 s3 stride2 pad1",
         "conv2d bf16 n2 c40 h13 w11 k35 r3 s3 pad1",
         "conv_transpose2d f32 n2 c24 h7 w5 k40 r3 s3 stride2 pad1",
+        # pointwise, with images of whole copies
+        "conv2d f32 n3 c40 h8 w6 k35 r1 s1",
+        "conv2d f16 n5 c144 h6 w4 k70 r1 s1 groups2",
+        "conv_transpose2d bf16 n3 c72 h8 w7 k35 r1 s1",
     )
 ]
 TF32_PROBLEMS = [p.with_(precision="tf32") for p in PROBLEMS if p.dtype == "f32"]
@@ -123,21 +127,31 @@ def test_the_tf32_kernel_compiles(tmp_path: Path) -> None:
     compiled_plan("implicit_gemm_mma", problem, config, ("80", "90a", "120"), tmp_path)
 
 
+def halo_config(tile_p: int, group_p: int, tile_m: int, tile_k: int, teams: int) -> Config:
+    return {
+        "tile_p": tile_p,
+        "group_p": group_p,
+        "tile_m": tile_m,
+        "tile_k": tile_k,
+        "teams": teams,
+    }
+
+
 @pytest.mark.parametrize(
     ("text", "config"),
     [
         # the most sums of a thread, in two teams and in one
-        ("c64 k128 r3 s3 f16", {"tile_h": 32, "tile_w": 8, "tile_k": 64, "teams": 2}),
-        ("c64 k64 r7 s7 f32 tf32", {"tile_h": 28, "tile_w": 16, "tile_k": 8, "teams": 1}),
+        ("c64 k128 r3 s3 f16", halo_config(256, 256, 64, 64, 2)),
+        ("c64 k64 r7 s7 f32 tf32", halo_config(448, 224, 64, 8, 1)),
         # inputs that are gathered
-        ("c3 k64 r3 s3 f16", {"tile_h": 32, "tile_w": 8, "tile_k": 8, "teams": 2}),
-        ("c3 k64 r3 s3 f32 tf32", {"tile_h": 32, "tile_w": 8, "tile_k": 4, "teams": 2}),
+        ("c3 k64 r3 s3 f16", halo_config(256, 256, 64, 8, 2)),
+        ("c3 k64 r3 s3 f32 tf32", halo_config(256, 256, 64, 4, 2)),
     ],
 )
 @pytest.mark.parametrize("layout", ["nhwc", "nchw"])
 def test_hopper_kernels_compile(text: str, config: Config, layout: str, tmp_path: Path) -> None:
     problem = ConvProblem.parse(f"conv2d n16 h112 w112 bias act:relu {text} {layout}")
-    compiled_plan("halo_wgmma", problem, config | {"tile_m": 64}, ("90a",), tmp_path)
+    compiled_plan("halo_wgmma", problem, config, ("90a",), tmp_path)
 
 
 def compiled_plan(
@@ -162,6 +176,20 @@ def test_the_wgmma_kernel_compiles(
     """The tiles that need most registers, of consumers and of producers."""
     dtype, *tf32 = precision.split()
     text = f"conv2d {dtype} n8 c64 h56 w56 k256 r3 s3 pad1 bias nhwc {' '.join(tf32)}"
+    config = wgmma_config(tile_p, tile_m, 3, splits, cluster)
+    problem = ConvProblem.parse(text.strip())
+    compiled_plan("implicit_gemm_wgmma", problem, config, ("90a",), tmp_path)
+
+
+@pytest.mark.parametrize("precision", ["f16", "bf16", "f32 tf32"])
+@pytest.mark.parametrize(
+    ("tile_p", "tile_m", "splits", "cluster"), [(128, 256, 1, 1), (256, 128, 4, 4), (128, 64, 1, 1)]
+)
+def test_the_wgmma_kernel_of_planes_compiles(
+    tmp_path: Path, precision: str, tile_p: int, tile_m: int, splits: int, cluster: int
+) -> None:
+    dtype, *tf32 = precision.split()
+    text = f"conv2d {dtype} n8 c512 h28 w28 k256 r1 s1 bias {' '.join(tf32)}"
     config = wgmma_config(tile_p, tile_m, 3, splits, cluster)
     problem = ConvProblem.parse(text.strip())
     compiled_plan("implicit_gemm_wgmma", problem, config, ("90a",), tmp_path)
@@ -371,6 +399,47 @@ def test_workspace_is_limited() -> None:
                 algorithm.lower(problem, config, HOPPER, 1000)
 
 
+WGMMA = next(a for a in ALGORITHMS if a.name == "implicit_gemm_wgmma")
+
+
+@pytest.mark.parametrize(
+    ("text", "in_planes"),
+    [
+        ("conv2d f16 n2 c40 h6 w4 k35 r1 s1", True),
+        ("conv2d f32 n2 c40 h6 w2 k35 r1 s1 tf32", True),
+        ("conv_transpose2d bf16 n2 c40 h6 w4 k30 r1 s1 groups2", True),
+        ("conv2d f16 n2 c40 h6 w2 k35 r1 s1", False),
+        ("conv2d f32 n2 c40 h5 w5 k35 r1 s1 tf32", False),
+        ("conv2d f16 n2 c40 h8 w8 k35 r1 s1 stride2", False),
+        ("conv2d f16 n2 c40 h8 w8 k35 r1 s1 pad0,0,4,4", False),
+        ("conv2d f16 n2 c40 h8 w8 k35 r1 s2", False),
+        ("conv_transpose2d f16 n2 c40 h8 w8 k35 r1 s1 stride2", False),
+    ],
+)
+def test_pointwise_products_read_the_input_as_it_lies(text: str, in_planes: bool) -> None:
+    problem = ConvProblem.parse(text)
+    for config in WGMMA.configs(problem, HOPPER):
+        plan = WGMMA.lower(problem, config, HOPPER, HOPPER.workspace_limit)
+        copied = [step for step in plan.passes if step.shader.file == "to_channels_last"]
+        step = next(step for step in plan.passes if step.shader.file == WGMMA.name)
+        assert dict(step.shader.constants)["PLANES"] is in_planes
+        assert bool(copied) is not in_planes
+        assert (dict(step.bindings)["x"].role == "input") is in_planes
+
+
+def test_what_reading_in_planes_spares() -> None:
+    """Scratch memory, and the time of the copy: it costs what it does with its channels last."""
+    planes, odd = (ConvProblem.parse(f"conv2d f16 n2 c64 h8 w{w} k64 r1 s1") for w in (8, 7))
+    odd = odd.with_(h=odd.h - 1)
+    last = planes.with_(layout="NHWC")
+    (config, *_) = WGMMA.configs(planes, HOPPER)
+    assert WGMMA.lower(planes, config, HOPPER, 0).workspace == 0
+    with pytest.raises(wgpuconv.errors.AlgorithmRefusedError, match="with its channels last"):
+        WGMMA.lower(odd, config, HOPPER, 0)
+    assert WGMMA.cost(planes, config, HOPPER) == WGMMA.cost(last, config, HOPPER)
+    assert WGMMA.cost(planes, config, HOPPER) < WGMMA.cost(odd, config, HOPPER)
+
+
 # ---- kernels on the CPU ----
 
 
@@ -482,19 +551,22 @@ EMULATED: list[tuple[str, str, Config]] = (
         (
             "halo_wgmma",
             text,
-            {"tile_h": h, "tile_w": w, "tile_m": m, "tile_k": k, "teams": teams},
+            halo_config(p, group_p, m, k, teams),
         )
-        for h, w, m, k, teams, text in [
+        for p, group_p, m, k, teams, text in [
             # two teams of a resident weight, chunks of channels, filters past the end
-            (12, 8, 64, 64, 2, "conv2d f16 n5 c72 h11 w7 k60 r3 s3 pad1 nhwc bias residual"),
-            (8, 8, 64, 32, 2, "conv2d f16 n7 c40 h8 w7 k20 r3 s3 pad1 bias act:relu"),
+            (96, 96, 64, 64, 2, "conv2d f16 n5 c72 h11 w7 k60 r3 s3 pad1 nhwc bias residual"),
+            (64, 64, 64, 32, 2, "conv2d f16 n7 c40 h8 w7 k20 r3 s3 pad1 bias act:relu"),
             # warpgroups side by side over filters, and over pixels
-            (12, 8, 128, 32, 1, "conv2d f16 n3 c40 h11 w7 k70 r3 s3 pad1 nhwc bias"),
-            (12, 16, 64, 8, 1, "conv2d f32 n3 c20 h11 w15 k30 r3 s3 pad1 nhwc bias tf32"),
-            # strides by which the columns are sorted, and everything else
+            (96, 96, 128, 32, 1, "conv2d f16 n3 c40 h11 w7 k70 r3 s3 pad1 nhwc bias"),
+            (192, 96, 64, 8, 1, "conv2d f32 n3 c20 h11 w15 k30 r3 s3 pad1 nhwc bias tf32"),
+            # pairs of pixels on their way out
+            (96, 96, 128, 32, 1, "conv2d f16 n3 c40 h9 w8 k70 r3 s3 pad1 bias residual"),
+            (192, 96, 64, 8, 1, "conv2d f32 n3 c20 h11 w14 k30 r3 s3 pad1 residual tf32"),
+            # strides by which rows and columns are sorted, and everything else
             (
-                8,
-                8,
+                64,
+                64,
                 64,
                 64,
                 1,
@@ -502,16 +574,18 @@ EMULATED: list[tuple[str, str, Config]] = (
             ),
             # phases of one to four taps, gathered: an odd tap meets zeros
             (
-                8,
-                8,
+                64,
+                64,
                 64,
                 4,
                 1,
                 "conv_transpose2d f32 n2 c3 h4 w5 k10 r3 s3 stride2 nhwc bias residual tf32",
             ),
-            (12, 8, 64, 8, 2, "conv2d bf16 n3 c3 h23 w19 k20 r5 s3 stride2 pad1 nhwc bias"),
+            (96, 96, 64, 8, 2, "conv2d bf16 n3 c3 h23 w19 k20 r5 s3 stride2 pad1 nhwc bias"),
+            # a halo so large that the next chunk comes only when this one's place is free
+            (96, 96, 64, 32, 2, "conv2d f16 n2 c40 h38 w30 k20 r3 s3 dil12 nhwc bias"),
             # rounded: channels of several planes and their remainder
-            (8, 8, 64, 32, 2, "conv2d f32 n5 c40 h7 w7 k9 r2 s2 bias tf32"),
+            (64, 64, 64, 32, 2, "conv2d f32 n5 c40 h7 w7 k9 r2 s2 bias tf32"),
         ]
     ]
     + [
@@ -573,6 +647,22 @@ EMULATED: list[tuple[str, str, Config]] = (
 )
 
 
+PLANES: list[tuple[str, str, Config]] = [
+    ("implicit_gemm_wgmma", text, wgmma_config(*tile))
+    for tile, text in [
+        # several steps, tiles of several images, channels and pixels past the end
+        ((128, 64, 3, 1, 1), "conv2d f16 n5 c72 h8 w7 k35 r1 s1 bias"),
+        ((128, 64, 3, 1, 1), "conv2d f32 n5 c40 h7 w8 k35 r1 s1 bias tf32"),
+        # groups, a split sum, two blocks of 64 pixels a consumer
+        ((256, 64, 2, 2, 1), "conv2d bf16 n5 c136 h6 w12 k20 r1 s1 groups2 residual act:relu"),
+        ((256, 64, 2, 1, 1), "conv2d f32 n3 c78 h10 w12 k18 r1 s1 groups2 residual act:silu tf32"),
+        # splits in a cluster
+        ((128, 128, 3, 3, 3), "conv_transpose2d bf16 n2 c200 h8 w9 k66 r1 s1 bias"),
+        ((128, 64, 3, 2, 2), "conv_transpose2d f32 n2 c36 h6 w6 k9 r1 s1 residual tf32"),
+    ]
+]
+"""Inputs that are read as they lie."""
+EMULATED += PLANES
 EMULATED += [
     (name, text.replace(" f16 ", " bf16 "), config)
     for name, text, config in EMULATED
@@ -591,7 +681,7 @@ def test_a_weight_that_comes_anew(emulator: Emulator) -> None:
     """Where it is too large to stay, each tile's steps go through the same few stages."""
     algorithm = next(a for a in ALGORITHMS if a.name == "halo_wgmma")
     problem = ConvProblem.parse("conv2d f16 n3 c72 h11 w7 k70 r3 s3 pad1 nhwc bias")
-    config = {"tile_h": 12, "tile_w": 8, "tile_m": 128, "tile_k": 32, "teams": 1}
+    config = halo_config(96, 96, 128, 32, 1)
     plan = contract.verify(emulator.device, algorithm, problem, config, facts=SMALL_SHARED)
     constants = dict(plan.passes[-1].shader.constants)
     assert not constants["RESIDENT"]
@@ -632,17 +722,52 @@ def test_the_emulator_notices_what_is_missing(
     emulator: Emulator, monkeypatch: pytest.MonkeyPatch, name: str, right: str, broken: str
 ) -> None:
     """Else the tests above would prove little."""
+    examples = [e for e in EMULATED if e[0] == name]
+    fails_if_changed(emulator, monkeypatch, examples, right, broken)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "right", "broken"),
+    [
+        ("f16", "multiply_add_async<Scalar, PLANES>(", "multiply_add_async<Scalar>("),
+        ("f16", "1024, 1024) | 1ull << 62", "1024, 1024)"),  # not permuted
+        ("f16", "ROW_BYTES, 1024, 1024)", "ROW_BYTES, 1024, 128)"),
+        ("f16", "a + k * 16 * ROW_BYTES", "a + k * 32"),
+        ("f16", "bool valid = channel + row < params.channels", "bool valid = true"),
+        ("f32", "(chunk ^ (row % 4 * 2)) * 16", "chunk * 16"),  # all from two banks
+        ("f32", "i / 2 * 4) * ROW_BYTES", "i / 2) * ROW_BYTES"),
+    ],
+)
+def test_the_emulator_notices_what_is_wrong_in_planes(
+    emulator: Emulator, monkeypatch: pytest.MonkeyPatch, dtype: str, right: str, broken: str
+) -> None:
+    examples = [e for e in PLANES if f" {dtype} " in e[1]]
+    fails_if_changed(emulator, monkeypatch, examples[:1], right, broken)
+
+
+def fails_if_changed(
+    emulator: Emulator,
+    monkeypatch: pytest.MonkeyPatch,
+    examples: list[tuple[str, str, Config]],
+    right: str,
+    broken: str,
+) -> None:
+    """What stands once in the kernel of the examples, and what would be wrong in its place."""
     from wgpuconv.plugins.cuda import source
 
-    _, text, config = next(e for e in EMULATED if e[0] == name)
+    name = examples[0][0]
     algorithm = next(a for a in ALGORITHMS if a.name == name)
     assert load(name).count(right) == 1
     changed = load(name).replace(right, broken)
     monkeypatch.setattr(source, "load", lambda file: changed if file == name else load(file))
+
+    def verify() -> None:
+        for _, text, config in examples:
+            problem = ConvProblem.parse(text)
+            contract.verify(emulator.device, algorithm, problem, config, facts=FEW_CORES)
+
     with pytest.raises(AssertionError, match=r"elements are wrong|runs differ|block \d"):
-        contract.verify(
-            emulator.device, algorithm, ConvProblem.parse(text), config, facts=FEW_CORES
-        )
+        verify()
 
 
 def test_tf32_is_told_from_f32(emulator: Emulator) -> None:

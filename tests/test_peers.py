@@ -121,6 +121,13 @@ def doing(what: str) -> Variant:
     return Variant("plain", "f32", options={"do": what})
 
 
+def whole(peer: PeerProcess, variant: Variant, problem: ConvProblem = SMALL) -> np.ndarray:
+    """All elements of the output."""
+    points = np.indices(problem.out_shape).reshape(4, -1)
+    found = peer.output(variant, list(points)).reshape(problem.out_shape)
+    return found.astype(numpy_dtype(problem.dtype))
+
+
 def arrays(value: float = 2.0) -> dict[str, np.ndarray]:
     return {"bias": np.full(6, value, np.float32)}
 
@@ -148,8 +155,8 @@ def test_a_peer_is_asked_and_answers(fake: PeerProcess) -> None:
     assert odd == Variant("odd", "tf32", prepared=True, same_work=False)
     fake.load(SMALL, plain, arrays(3.0))
     fake.load(SMALL, odd, arrays(4.0))
-    assert np.array_equal(fake.output(plain), np.full(SMALL.out_shape, 3, np.float32))
-    assert np.array_equal(fake.output(odd), np.full(SMALL.out_shape, 4, np.float32))
+    assert np.array_equal(whole(fake, plain), np.full(SMALL.out_shape, 3, np.float32))
+    assert np.array_equal(whole(fake, odd), np.full(SMALL.out_shape, 4, np.float32))
     assert fake.time(plain, 5) == 0.05
     assert fake.call(plain) == 0.5
     assert fake.end_to_end(plain, arrays(0.125)) == 0.125
@@ -167,11 +174,11 @@ def test_the_same_arrays_are_written_once_and_others_anew(fake: PeerProcess) -> 
     fake.load(SMALL, PLAIN, data)
     assert written.stat().st_mtime_ns == stamp
     fake.load(SMALL, PLAIN, arrays(5.0))
-    assert fake.output(PLAIN).flat[0] == 5
+    assert whole(fake, PLAIN).flat[0] == 5
     fake.unload()
     assert not any(Path(fake._arrays.name).iterdir())
     fake.load(SMALL, PLAIN, data)  # written again, though it is the same array
-    assert fake.output(PLAIN).flat[0] == 1
+    assert whole(fake, PLAIN).flat[0] == 1
 
 
 def test_dtypes(fake: PeerProcess) -> None:
@@ -179,7 +186,7 @@ def test_dtypes(fake: PeerProcess) -> None:
     bf16, f16 = SMALL.with_(dtype="bf16"), SMALL.with_(dtype="f16")
     assert fake.variants(bf16)
     fake.load(bf16, PLAIN, {"bias": np.full(6, 1.5, numpy_dtype("bf16"))})
-    assert np.array_equal(fake.output(PLAIN), np.full(SMALL.out_shape, 1.5, np.float32))
+    assert np.array_equal(whole(fake, PLAIN, bf16), np.full(SMALL.out_shape, 1.5, np.float32))
     with pytest.raises(Refusal, match="fake is compared in f32, bf16, got f16"):
         fake.variants(f16)
 
@@ -196,7 +203,7 @@ def test_torch_takes_bfloat16() -> None:
     for variant in peer.variants(problem):
         peer.load(problem, variant, judge.check.data)
         assert peer.find(variant).tensors["input"].dtype == torch.bfloat16
-        judge.error(peer.output(variant), "bf16", bias=variant.same_work)
+        judge.error(peer.output(variant)[judge.points], "bf16", bias=variant.same_work)
 
 
 def test_a_refusal_arrives_as_one(fake: PeerProcess) -> None:
@@ -232,7 +239,7 @@ def test_a_time_that_is_none_is_an_error(fake: PeerProcess) -> None:
 def test_a_result_of_another_shape_is_an_error(fake: PeerProcess) -> None:
     fake.load(SMALL, PLAIN, arrays())
     with pytest.raises(BenchError, match=r"shape \(2, 3\), expected \(2, 6, 9, 8\)"):
-        fake.output(Variant("plain", "f32", options={"shape": [2, 3]}))
+        whole(fake, Variant("plain", "f32", options={"shape": [2, 3]}))
 
 
 @pytest.mark.parametrize(
@@ -249,9 +256,9 @@ def test_a_crash_is_one_sentence_and_the_next_load_starts_anew(
     with pytest.raises(BenchError, match=text):
         fake.time(doing(how), 1)
     with pytest.raises(BenchError, match=r"has not loaded 'plain' \(before, fake .* during 'time'"):
-        fake.output(PLAIN)
+        whole(fake, PLAIN)
     fake.load(SMALL, PLAIN, arrays(3.0))
-    assert fake.output(PLAIN).flat[0] == 3
+    assert whole(fake, PLAIN).flat[0] == 3
 
 
 @needs_proc
@@ -415,8 +422,7 @@ def test_every_variant_of_a_peer_is_right(peer: PeerProcess, text: str) -> None:
     for variant in variants:
         peer.load(problem, variant, check.data)
     for variant in variants:
-        output = peer.output(variant)
-        assert output.dtype == check.data["input"].dtype
+        output = whole(peer, variant, problem)
         if not variant.same_work:
             assert check.fault(output), f"{variant.what} does all that the problem says"
         elif variant.precision == "f32":
@@ -435,7 +441,7 @@ def test_the_other_measures_of_a_peer(peer: PeerProcess) -> None:
     assert call is None or 0 < call < 10
     assert end_to_end is None or 0 < end_to_end < 10
     assert (peer.workspace(variant) or 0) >= 0
-    assert check.fault(peer.output(variant)) is None
+    assert check.fault(whole(peer, variant)) is None
     peer.unload()
 
 

@@ -37,29 +37,26 @@ OWN = 2.0**-18
 
 
 class Judge:
-    """Compares outputs of one problem with float64 on samples; without the bias on demand."""
+    """Compares samples of a problem's outputs with float64; without the bias on demand."""
 
     def __init__(self, check: Check) -> None:
         self.check = check
         self._points = sample_points(check.problem)
+        n, k, y, x = self._points
+        self.points = (n, k, y, x) if check.problem.layout == "NCHW" else (n, y, x, k)
+        """Indices of the sampled elements, along each axis of an output."""
         self._expected: dict[bool, Array] = {}
 
     @property
     def problem(self) -> ConvProblem:
         return self.check.problem
 
-    def error(self, output: Array, precision: str, *, bias: bool = True) -> float:
-        """The largest error of the sampled elements, in units of the largest of them. Raises
-        ValueError, in a sentence with values, where the output is wrong."""
-        if output.shape != self.problem.out_shape:
-            raise ValueError(
-                f"wrong result: shape {output.shape}, expected {self.problem.out_shape}"
-            )
+    def error(self, found: Array, precision: str, *, bias: bool = True) -> float:
+        """The largest error of an output's elements at the points, in units of the largest of
+        them. Raises ValueError, in a sentence with values, where they are wrong."""
         expected = self._reference(bias)
         tolerance = self._tolerance(expected, precision)
-        logical = output if self.problem.layout == "NCHW" else output.transpose(0, 3, 1, 2)
-        found = logical[tuple(self._points)].astype(np.float64)
-        error = abs(found - expected)
+        error = abs(found.astype(np.float64) - expected)
         wrong = ~(error <= tolerance)  # so that a NaN is wrong
         if wrong.any():
             i = int(np.argmax(np.where(np.isnan(error), np.inf, error / tolerance)))

@@ -22,7 +22,7 @@ import threading
 import time
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
@@ -142,12 +142,12 @@ def serve(peer: Peer) -> None:
     The first argument of the script is the folder for arrays.
     """
     requests, answers = _take_streams()
-    folder = Path(sys.argv[1])
+    folder, arrays = Path(sys.argv[1]), _Arrays()
     lines: SimpleQueue[str] = SimpleQueue()
     threading.Thread(target=_listen, args=(requests, lines, folder), daemon=True).start()
     _send(answers, READY)
     for line in iter(lines.get, ""):
-        _send(answers, _answer(peer, json.loads(line), folder))
+        _send(answers, _answer(peer, json.loads(line), arrays))
 
 
 def _take_streams() -> tuple[TextIO, TextIO]:
@@ -179,9 +179,9 @@ def _send(answers: TextIO, answer: Mapping[str, Any]) -> None:
     answers.flush()
 
 
-def _answer(peer: Peer, request: dict[str, Any], folder: Path) -> dict[str, Any]:
+def _answer(peer: Peer, request: dict[str, Any], arrays: _Arrays) -> dict[str, Any]:
     try:
-        return {"done": _done(peer, request, folder)}
+        return {"done": _done(peer, request, arrays)}
     except Refusal as error:
         return {"absent" if request["do"] == "describe" else "refused": str(error)}
     except ImportError as error:
@@ -191,11 +191,12 @@ def _answer(peer: Peer, request: dict[str, Any], folder: Path) -> dict[str, Any]
         return {"failed": f"{type(error).__name__}: {error}"}
 
 
-def _done(peer: Peer, request: dict[str, Any], folder: Path) -> Any:
+def _done(peer: Peer, request: dict[str, Any], arrays: _Arrays) -> Any:
     do = request["do"]
     if do == "describe":
         return peer.describe()
     if do == "unload":
+        arrays.clear()
         return peer.unload()
     if do == "variants":
         problem = _problem(request)
@@ -207,17 +208,19 @@ def _done(peer: Peer, request: dict[str, Any], folder: Path) -> Any:
     variant = Variant(**request["variant"])
     match do:
         case "load":
-            return peer.load(_problem(request), variant, dict(_arrays(request)))
+            return peer.load(_problem(request), variant, arrays.of(request))
         case "output":
-            path = folder / "output.npy"
-            np.save(path, peer.output(variant), allow_pickle=False)
-            return str(path)
+            output = peer.output(variant)
+            if output.shape != _problem(request).out_shape:
+                return {"shape": output.shape}
+            points = tuple(np.array(axis) for axis in request["points"])
+            return {"values": output[points].astype(float).tolist()}
         case "time":
             return float(peer.time(variant, request["repeats"]))
         case "call":
             return peer.call(variant)
         case "end_to_end":
-            return peer.end_to_end(variant, dict(_arrays(request)))
+            return peer.end_to_end(variant, arrays.of(request))
         case "workspace":
             return peer.workspace(variant)
     raise ValueError(f"unknown request {do!r}")
@@ -227,11 +230,27 @@ def _problem(request: Mapping[str, Any]) -> ConvProblem:
     return ConvProblem.parse(request["problem"])
 
 
-def _arrays(request: Mapping[str, Any]) -> Iterator[tuple[str, Array]]:
-    for role, path in request["data"].items():
-        array = np.load(path, allow_pickle=False)
-        # A file has bfloat16 as two bytes of no type.
-        yield role, array.view(numpy_dtype("bf16")) if array.dtype.kind == "V" else array
+class _Arrays:
+    """What the runner has handed over. All variants of a problem get the same arrays, and a large
+    one takes long to read."""
+
+    def __init__(self) -> None:
+        self._read: dict[str, tuple[int, Array]] = {}
+
+    def of(self, request: Mapping[str, Any]) -> dict[str, Array]:
+        return {role: self._load(path) for role, path in request["data"].items()}
+
+    def clear(self) -> None:
+        self._read.clear()
+
+    def _load(self, path: str) -> Array:
+        written = os.stat(path).st_mtime_ns
+        if self._read.get(path, (None,))[0] != written:
+            array = np.load(path, allow_pickle=False)
+            # A file has bfloat16 as two bytes of no type.
+            array = array.view(numpy_dtype("bf16")) if array.dtype.kind == "V" else array
+            self._read[path] = written, array
+        return self._read[path][1]
 
 
 def is_seconds(value: Any) -> bool:

@@ -52,9 +52,9 @@ class _Theirs:
     def verify(self, judge: Judge) -> float:
         self._data = judge.check.data
         self._process.load(self._problem, self._variant, self._data)
-        output = self._process.output(self._variant)
+        found = self._process.output(self._variant, judge.points)
         # What a peer may leave out is the bias; see Variant.same_work.
-        return judge.error(output, self._variant.precision, bias=self._variant.same_work)
+        return judge.error(found, self._variant.precision, bias=self._variant.same_work)
 
     def sample(self, repeats: int) -> float:
         return self._process.time(self._variant, repeats)

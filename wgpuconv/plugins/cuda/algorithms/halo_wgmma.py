@@ -6,12 +6,13 @@ Persistent blocks whose warps have roles follow CUTLASS's kernels for Hopper ("w
 
 from __future__ import annotations
 
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 
 from ....algorithms.base import activation_params, params
-from ....algorithms.phases import Phase, phases, refuse_phases
+from ....algorithms.phases import Axis, Phase, phases, refuse_phases
 from ....errors import AlgorithmRefusedError
 from ....facts import Facts
 from ....plan import Config, Pass, Plan, Region, Shader, ceil_div, grid_1d
@@ -23,10 +24,12 @@ from .halo_mma import first_offset, refuse_one_tap, span
 from .lowering import Lowering, Source, caller_input
 from .mma import Step, out_vector, overheads, pack, refuse_wgmma, source, weight_offsets
 
-HEIGHTS = (8, 12, 16, 20, 24, 28, 32)
-"""Rows of eight pixels that one product of a warpgroup takes."""
-SHAPES = ((8, 64, 1), (16, 64, 1), (8, 128, 1), (8, 64, 2))
-"""Columns and filters of a tile, and teams of a block."""
+POSITIONS = (64, 96, 128, 160, 192, 224, 256)
+"""That one product of a warpgroup takes."""
+SHAPES = ((1, 64, 1), (2, 64, 1), (1, 128, 1), (1, 64, 2))
+"""Warpgroups side by side and filters of a tile, and teams of a block."""
+MOST_CUTS = 16
+"""Widths of a tile that are considered."""
 CHUNKS = (128, 64, 32)
 """Bytes of channels that are staged at once."""
 MOST_PRODUCTS = 8
@@ -43,28 +46,41 @@ VECTOR_BYTES = 16
 
 
 class Tile(NamedTuple):
-    """Each team of a block computes h x w pixels by m filters, from k channels at once."""
+    """Each team of a block computes p positions by m filters, from k channels at once; a warpgroup
+    group_p of them by 64."""
 
-    h: int
-    w: int
+    p: int
+    group_p: int
     m: int
     k: int
     teams: int
 
     @property
     def warpgroups(self) -> int:
-        return self.teams * (self.w // 8) * (self.m // 64)
+        return self.teams * (self.p // self.group_p) * (self.m // 64)
 
     @property
     def threads(self) -> int:
         return self.warpgroups * 128 + COPIERS
 
 
+class Area(NamedTuple):
+    """What a tile covers of the output, and its halo of the input."""
+
+    rows: int
+    columns: int
+    sorted_h: int
+    """Rows of the halo that have the same remainder by the stride."""
+    pitch: int
+    """Columns of that kind: positions of the tile from one row to the next."""
+    pixels: int
+    """Of the halo."""
+
+
 class Staging(NamedTuple):
     """What a block holds in shared memory, and how it goes through it."""
 
-    halo: tuple[int, int, int]
-    """Rows and columns of the halo, and columns of the same remainder by the stride."""
+    area: Area
     plane_pixels: int
     halo_buffers: int
     """Of a team."""
@@ -107,14 +123,14 @@ class HaloWgmma(CudaAlgorithm):
         p = problem
         fitting = [
             tile
-            for w, m, teams in SHAPES
+            for groups, m, teams in SHAPES
             if m < 2 * max(p.k_group, 64)
-            for h in HEIGHTS
-            if (tile := _fitting(p, h, w, m, teams, facts)) is not None
+            for group_p in POSITIONS
+            if (tile := _fitting(p, groups * group_p, group_p, m, teams, facts)) is not None
             # Each team has a tile to compute.
             if teams == 1 or self._tiles(p, tile) > (teams - 1) * facts.cores
         ]
-        computed = {t: self._tiles(p, t) * t.h * t.w * t.m for t in fitting}
+        computed = {t: self._tiles(p, t) * t.p * t.m for t in fitting}
         least = min(computed.values(), default=0)
         return [_tile_config(t) for t in fitting if computed[t] <= MOST_WASTE * least]
 
@@ -131,7 +147,7 @@ class HaloWgmma(CudaAlgorithm):
             staging = _staging(p, phase, tile, facts)
             if staging is None:
                 raise AlgorithmRefusedError(
-                    f"a tile of {tile.h} x {tile.w} pixels does not fit into the "
+                    f"the input of a tile of {tile.p} pixels does not fit into the "
                     f"{facts.limits.max_workgroup_storage} bytes of shared memory that a block "
                     "may have"
                 )
@@ -155,12 +171,12 @@ class HaloWgmma(CudaAlgorithm):
         p, x = lowering.problem, lowering.source
         tiles = _tiles_of_phase(p, phase, tile)
         blocks = _blocks(p, tile, staging, tiles, lowering.facts)
-        halo_h, halo_w, sorted_w = staging.halo
+        area = staging.area
         shader = Shader.of(
             "halo_wgmma",
             p.dtype,
-            TILE_H=tile.h,
-            TILE_W=tile.w,
+            TILE_P=tile.p,
+            GROUP_P=tile.group_p,
             TILE_M=tile.m,
             TILE_K=tile.k,
             TEAMS=tile.teams,
@@ -172,7 +188,7 @@ class HaloWgmma(CudaAlgorithm):
             PLANE_PIXELS=staging.plane_pixels,
             GATHERED=p.c_group if _gathered(p) else 0,
             CHANNELS_LAST=p.layout == "NHWC",
-            OUT_VECTOR=out_vector(p, rectangles=True),
+            OUT_VECTOR=_out_vector(p, area),
             THREADS=tile.threads,
             SHARED_BYTES=staging.nbytes,
         )
@@ -181,20 +197,20 @@ class HaloWgmma(CudaAlgorithm):
             params(
                 tiles=tiles,
                 blocks=blocks,
-                images=p.n,
                 q_h=phase.h.count,
                 q_w=phase.w.count,
-                tiles_h=ceil_div(phase.h.count, tile.h),
-                tiles_w=ceil_div(phase.w.count, tile.w),
+                rows=area.rows,
+                columns=area.columns,
+                tiles_h=ceil_div(phase.h.count, area.rows),
+                tiles_w=ceil_div(phase.w.count, area.columns),
                 in_h=p.h,
                 in_w=p.w,
                 in_stride_h=phase.h.in_stride,
                 in_stride_w=phase.w.in_stride,
                 first_h=first_offset(phase.h),
                 first_w=first_offset(phase.w),
-                halo_h=halo_h,
-                halo_w=halo_w,
-                sorted_w=sorted_w,
+                sorted_h=area.sorted_h,
+                pitch=area.pitch,
                 x_g=x.x_g,
                 x_n=x.strides.x_n,
                 x_c=x.strides.x_c,
@@ -221,7 +237,7 @@ class HaloWgmma(CudaAlgorithm):
         seconds = 0.0
         # wgmma is faster than the mma.sync that was probed, the more so the wider the products.
         rate = 1.4 * cuda_facts(facts).matrix_flops / 2 / facts.cores
-        rate *= tile.h / (tile.h + 3.5)
+        rate *= tile.group_p / (tile.group_p + 28)
         for phase in phases(p):
             staging = _staging(p, phase, tile, facts)
             assert staging is not None, "configs are those that fit"
@@ -229,9 +245,9 @@ class HaloWgmma(CudaAlgorithm):
             each = ceil_div(tiles, _blocks(p, tile, staging, tiles, facts))
             products = staging.chunks * staging.steps * staging.products
             # TF32 takes as long for half the products.
-            compute = products * 16 * tile.h * tile.w * tile.m / rate
+            compute = products * 16 * tile.p * tile.m / rate
             # By one warpgroup; they do not slow each other.
-            stored = p.itemsize * tile.h * 8 * 64 / 38e9 + facts.latency
+            stored = p.itemsize * tile.group_p * 64 / 38e9 + facts.latency
             if _gathered(p):
                 loads = 1.5e-9 * p.itemsize * staging.plane_pixels
             else:
@@ -241,8 +257,6 @@ class HaloWgmma(CudaAlgorithm):
             # Two teams hide little of each other's stores.
             longest = (max(compute, loads) + stored) * (1.0 if tile.teams == 1 else 0.9)
             seconds += each * longest + 6 * facts.latency
-        if p.layout == "NCHW":  # stored from registers, at a quarter of the memory's rate
-            seconds += 4 * p.out_bytes / facts.bandwidth
         memory, launches = overheads(p, facts, _source(p, facts))
         # Neither hides the other one quite.
         return max(seconds, memory) + 0.2 * min(seconds, memory) + launches
@@ -250,8 +264,8 @@ class HaloWgmma(CudaAlgorithm):
 
 def _tile_config(tile: Tile) -> Config:
     return {
-        "tile_h": tile.h,
-        "tile_w": tile.w,
+        "tile_p": tile.p,
+        "group_p": tile.group_p,
         "tile_m": tile.m,
         "tile_k": tile.k,
         "teams": tile.teams,
@@ -259,7 +273,7 @@ def _tile_config(tile: Tile) -> Config:
 
 
 def _tile_of(config: Config) -> Tile:
-    names = ("tile_h", "tile_w", "tile_m", "tile_k", "teams")
+    names = ("tile_p", "group_p", "tile_m", "tile_k", "teams")
     return Tile(*(int(config[name]) for name in names))
 
 
@@ -281,8 +295,9 @@ def _planes(p: ConvProblem, tile: Tile) -> int:
 
 
 def _tiles_of_phase(p: ConvProblem, phase: Phase, tile: Tile) -> int:
-    squares = ceil_div(phase.h.count, tile.h) * ceil_div(phase.w.count, tile.w)
-    return p.n * squares * _kinds(p, tile)
+    area = _area(phase, tile.p)
+    cuts = ceil_div(phase.h.count, area.rows) * ceil_div(phase.w.count, area.columns)
+    return p.n * cuts * _kinds(p, tile)
 
 
 def _kinds(p: ConvProblem, tile: Tile) -> int:
@@ -296,14 +311,16 @@ def _blocks(p: ConvProblem, tile: Tile, staging: Staging, tiles: int, facts: Fac
     return blocks // kinds * kinds if staging.resident else blocks
 
 
-def _fitting(p: ConvProblem, h: int, w: int, m: int, teams: int, facts: Facts) -> Tile | None:
+def _fitting(
+    p: ConvProblem, positions: int, group_p: int, m: int, teams: int, facts: Facts
+) -> Tile | None:
     """The tile of that shape with the most channels at once that leave room to copy ahead."""
     if _gathered(p):
         ks = [_vector(p)]
     else:
         sizes = [size // p.itemsize for size in CHUNKS]
         ks = [k for k in sizes if k < 2 * p.c_group or k == sizes[-1]]
-    tiles = [Tile(h, w, m, k, teams) for k in ks]
+    tiles = [Tile(positions, group_p, m, k, teams) for k in ks]
     possible = []
     for tile in tiles:
         stagings = [_staging(p, phase, tile, facts) for phase in phases(p)]
@@ -315,18 +332,48 @@ def _fitting(p: ConvProblem, h: int, w: int, m: int, teams: int, facts: Facts) -
     return possible[0] if possible else None
 
 
-def _halo(phase: Phase, tile: Tile) -> tuple[int, int, int]:
-    rows = (tile.h - 1) * phase.h.in_stride + span(phase.h)
-    same = tile.w + (span(phase.w) - 1) // phase.w.in_stride
-    return rows, same * phase.w.in_stride, same
+@cache
+def _area(phase: Phase, positions: int) -> Area:
+    """The rows and columns that make the best of so many positions."""
+    h, w = phase.h, phase.w
+    more_h, more_w = (span(h) - 1) // h.in_stride, (span(w) - 1) // w.in_stride
+    areas = []
+    for cuts in range(1, ceil_div(w.count, 8) + 1):
+        columns = ceil_div(w.count, cuts)
+        columns += columns % 2 and w.count % 2 == 0  # pairs of pixels are stored together
+        pitch = columns + more_w
+        rows = min((positions + more_w) // pitch, h.count)
+        if rows == 0:
+            continue
+        rows = ceil_div(h.count, ceil_div(h.count, rows))
+        sorted_h = rows + more_h
+        pixels = sorted_h * pitch * h.in_stride * w.in_stride
+        areas.append(Area(rows, columns, sorted_h, pitch, pixels))
+        if len(areas) == MOST_CUTS:
+            break
+
+    def cost(area: Area) -> float:
+        tiles = ceil_div(h.count, area.rows) * ceil_div(w.count, area.columns)
+        # To copy a pixel of the halo takes about as long as two taps of a position.
+        work = positions * phase.taps, 2 * area.pixels
+        return tiles * (max(work) + 0.2 * min(work))
+
+    return min(areas, key=cost)
+
+
+def _out_vector(p: ConvProblem, area: Area) -> int:
+    """Elements of one store; of pixels at most two, so that a warp stores whole lines of memory."""
+    most = out_vector(p, rectangles=True)
+    if p.layout == "NHWC":
+        return most
+    return 2 if most > 1 and area.columns % 2 == 0 and area.pitch % 2 == 0 else 1
 
 
 def _staging(p: ConvProblem, phase: Phase, tile: Tile, facts: Facts) -> Staging | None:
     """As much as fits of what makes a kernel fast; None where even the least does not fit."""
-    halo = _halo(phase, tile)
-    pixels = halo[0] * halo[1]
+    area = _area(phase, tile.p)
     # Copies of eight neighbouring threads, two chunks of four pixels, fall on all 32 banks.
-    plane_pixels = pixels + (4 - pixels) % 8
+    plane_pixels = area.pixels + (4 - area.pixels) % 8
     halo_bytes = VECTOR_BYTES * plane_pixels * _planes(p, tile)
     chunks = ceil_div(p.c_group, tile.k) if phase.taps else 0
     products = max(ceil_div(phase.taps * tile.k * p.itemsize, 32), 1)
@@ -337,8 +384,11 @@ def _staging(p: ConvProblem, phase: Phase, tile: Tile, facts: Facts) -> Staging 
         step = max(n for n in range(1, MOST_PRODUCTS + 1) if products % n == 0)
     steps = ceil_div(products, step)
     stage_bytes = 32 * step * tile.m
-    slices = 2 * 64 * (64 + 16 // p.itemsize) * tile.warpgroups if p.layout == "NHWC" else 0
-    fixed = slices + 4 * steps * step + 4 * plane_pixels
+    # On the way out: two slices of a few pixels of 64 filters, or one of 64 filters of some pixels.
+    slices = 2 * 64 // p.itemsize * (64 * p.itemsize + 16) if p.layout == "NHWC" else 64 * 144
+    fixed = slices * tile.warpgroups + 4 * (steps * step + plane_pixels + tile.p)
+    # The last positions of a tile may lie past the halo, in what follows it.
+    past = VECTOR_BYTES * max(_shifts(phase, area).max(initial=0) + tile.p - plane_pixels, 0)
     all_steps = max(chunks * steps, 1)
     kinds, cores = _kinds(p, tile), facts.cores
     few_kinds = cores // kinds * kinds >= LEAST_USED * cores
@@ -355,21 +405,27 @@ def _staging(p: ConvProblem, phase: Phase, tile: Tile, facts: Facts) -> Staging 
     ]
     for buffers, stages, resident in choices:
         halos = buffers * tile.teams
-        nbytes = fixed + halos * (halo_bytes + 16) + stages * (stage_bytes + 16)
+        rest = fixed + 16 * halos + stages * (stage_bytes + 16)
+        nbytes = halos * halo_bytes + max(rest, int(past))
         if nbytes <= facts.limits.max_workgroup_storage:
             return Staging(
-                halo, plane_pixels, buffers, chunks, steps, step, stages, resident, nbytes
+                area, plane_pixels, buffers, chunks, steps, step, stages, resident, nbytes
             )
     return None
 
 
-def _shifts(phase: Phase, tile: Tile) -> np.ndarray:
-    """Pixels of the halo from the first tap's to each other one's."""
-    _, columns, same = _halo(phase, tile)
-    h = np.array([tap.offset for tap in phase.h.taps], np.int64) - first_offset(phase.h)
-    w = np.array([tap.offset for tap in phase.w.taps], np.int64) - first_offset(phase.w)
-    across = w % phase.w.in_stride * same + w // phase.w.in_stride
-    return (h[:, None] * columns + across[None, :]).ravel()
+@cache
+def _shifts(phase: Phase, area: Area) -> np.ndarray:
+    """Positions of the halo from the first tap's to each other one's."""
+
+    def sorted_by(axis: Axis) -> tuple[np.ndarray, np.ndarray]:
+        from_first = np.array([tap.offset for tap in axis.taps], np.int64) - first_offset(axis)
+        return from_first % axis.in_stride, from_first // axis.in_stride
+
+    (kind_h, h), (kind_w, w) = sorted_by(phase.h), sorted_by(phase.w)
+    kinds = kind_h[:, None] * phase.w.in_stride + kind_w
+    shifts: np.ndarray = (kinds * area.sorted_h + h[:, None]) * area.pitch + w
+    return shifts.ravel()
 
 
 def _words(
@@ -380,7 +436,7 @@ def _words(
     In units of 16 bytes: from where the tile's first pixel lies for the first tap to where the
     product's first plane does, and, from bit 16 on, from there to the second.
     """
-    shifts, plane = _shifts(phase, tile), staging.plane_pixels
+    shifts, plane = _shifts(phase, staging.area), staging.plane_pixels
     order = np.argsort(shifts, kind="stable")
     shifts = shifts[order]
     words = np.full(staging.steps * staging.products, plane)  # zeros, where they are gathered

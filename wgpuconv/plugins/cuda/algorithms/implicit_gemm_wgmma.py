@@ -2,7 +2,8 @@
 
 That warpgroups are specialised, pass slots of shared memory through barriers and stay for all tiles
 follows CUTLASS's persistent kernels for Hopper and FlashAttention-3 (Shah et al. 2024,
-arXiv:2407.08608); the gather is that of implicit_gemm_mma.
+arXiv:2407.08608); the gather is that of implicit_gemm_mma. Of pointwise products in NCHW nothing is
+gathered: wgmma takes pixels that lie side by side as well.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ from typing import NamedTuple
 
 from ....algorithms.base import params
 from ....algorithms.phases import Phase, phases, refuse_gather
-from ....facts import Facts
+from ....facts import Facts, Limits
 from ....plan import Config, Pass, Plan, Region, Shader, align, ceil_div, grid_1d
 from ....problem import ConvProblem
 from ..facts import cuda_facts
 from .base import CudaAlgorithm
 from .gather import count_tiles, most_splits, phase_tiles, product_bindings, product_params
-from .lowering import Lowering, split_counts
+from .lowering import Lowering, Source, caller_input, split_counts
 from .mma import (
     Step,
     out_vector,
@@ -100,7 +101,7 @@ class ImplicitGemmWgmma(CudaAlgorithm):
         self, problem: ConvProblem, config: Config, facts: Facts, workspace_limit: int
     ) -> Plan:
         p = problem
-        x = source(p, facts.limits, vector=16 // p.itemsize)
+        x = _source(p, facts.limits)
         lowering = Lowering(p, facts, workspace_limit, x, slices=_slices(config))
         step = Step(_tile_of(config).m, ROW_BYTES // p.itemsize)
         block = _channel_block(p, x.channels)
@@ -108,9 +109,12 @@ class ImplicitGemmWgmma(CudaAlgorithm):
             steps = ceil_div(phase.taps * x.channels, step.k)
             offsets = weight_offsets(p, phase, x.channels, block)
             packed = pack(lowering, step, steps, offsets, cores=True)
-            # The kernel reads the taps of one step ahead, so one more step than there is.
-            copies = (steps + 1) * step.k // x.vector
-            taps = lowering.tables.add(tap_copies(phase, x, copies, block))
+            if _in_planes(p):
+                taps = packed  # not read
+            else:
+                # The kernel reads the taps of one step ahead, so one more step than there is.
+                copies = (steps + 1) * step.k // x.vector
+                taps = lowering.tables.add(tap_copies(phase, x, copies, block))
             lowering.passes.append(self._pass(lowering, config, phase, steps, packed, taps))
         return lowering.plan(self.name, config)
 
@@ -128,6 +132,7 @@ class ImplicitGemmWgmma(CudaAlgorithm):
             TILE_M=tile.m,
             STAGES=tile.stages,
             BLOCKS=tile.blocks,
+            PLANES=_in_planes(p),
             CACHED=_cached(p, tiles, facts),
             CHANNELS_LAST=p.layout == "NHWC",
             OUT_VECTOR=out_vector(p),
@@ -139,7 +144,10 @@ class ImplicitGemmWgmma(CudaAlgorithm):
         return Pass(
             lowering.ending(shader),
             params(
-                **product_params(lowering, phase, tile, steps=steps, splits=splits), tiles=tiles
+                **product_params(lowering, phase, tile, steps=steps, splits=splits),
+                x_c=lowering.source.strides.x_c,
+                channels=lowering.source.channels,
+                tiles=tiles,
             ),
             product_bindings(lowering, packed, taps),
             grid_1d(tiles if cluster > 1 else min(tiles, facts.cores * tile.blocks), facts.limits),
@@ -148,7 +156,7 @@ class ImplicitGemmWgmma(CudaAlgorithm):
     def cost(self, problem: ConvProblem, config: Config, facts: Facts) -> float:
         p, tile, splits = problem, _tile_of(config), int(config["splits"])
         cluster = int(config["cluster"])
-        x = source(p, facts.limits, vector=16 // p.itemsize)
+        x = _source(p, facts.limits)
         steps = ceil_div(_most_steps(p), splits)
         tiles = count_tiles(p, tile) * splits
         rounds = ceil_div(tiles, facts.cores * tile.blocks)  # tiles of one block
@@ -156,7 +164,8 @@ class ImplicitGemmWgmma(CudaAlgorithm):
         rate = cuda_facts(facts).matrix_flops / 2 / facts.cores * 2 / p.itemsize
         compute = tile.p * tile.m * ROW_BYTES / p.itemsize / rate
         loads = ROW_BYTES * (tile.p + tile.m) / 65e9
-        if x.channels * p.itemsize < ROW_BYTES:  # copies of 16 bytes here and there
+        lines = _in_planes(p) or x.channels * p.itemsize >= ROW_BYTES
+        if not lines:  # copies of 16 bytes here and there
             loads = max(loads, ROW_BYTES * tile.p / 40e9)
         multiplied = steps * max(compute, loads)
         stored = 2 * facts.latency + p.itemsize * tile.p * min(tile.m, p.k_group) / 50e9
@@ -187,6 +196,19 @@ def _slices(config: Config) -> int:
 
 def _tile_of(config: Config) -> Tile:
     return Tile(*(int(config[name]) for name in ("tile_p", "tile_m", "stages", "blocks")))
+
+
+def _in_planes(p: ConvProblem) -> bool:
+    """Whether an NCHW input is read as it lies.
+
+    The product is pointwise then, and copies along the pixels are aligned and cross no image.
+    """
+    pointwise = (p.r, p.s, p.stride, p.padding) == (1, 1, (1, 1), (0, 0, 0, 0))
+    return pointwise and p.layout == "NCHW" and p.h * p.w % (16 // p.itemsize) == 0
+
+
+def _source(p: ConvProblem, limits: Limits) -> Source:
+    return caller_input(p) if _in_planes(p) else source(p, limits, vector=16 // p.itemsize)
 
 
 def _cached(p: ConvProblem, tiles: int, facts: Facts) -> bool:

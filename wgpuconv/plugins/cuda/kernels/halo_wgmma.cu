@@ -1,15 +1,17 @@
 // Convolution on Hopper's tensor cores with the input's tile staged once for all taps: halves,
 // bfloats, or floats as TF32, with sums in float.
 //
-// A warpgroup computes 64 filters of TILE_H x 8 output pixels, a team of warpgroups a tile of
-// TILE_M filters by TILE_W columns. The input pixels that any tap of any pixel of the tile needs,
-// its halo, are copied to shared memory once for each TILE_K channels, and a tap only shifts where
-// the tensor cores read. They read groups of 8 pixels side by side, of 16 bytes of channels each,
-// from any place that is a multiple of 16 bytes: so a halo lies as one plane for each 16 bytes of
-// channels, in it the pixels. With a stride, the columns are sorted by their remainder, so that
-// what neighbouring output pixels need lies side by side. From one such row to the next it is
-// always equally far, so that one instruction takes all TILE_H rows: matrix A is the weight, B the
-// halo.
+// A team of warpgroups computes a tile of TILE_M filters by some rows and columns of output pixels,
+// a warpgroup 64 of the filters. The input pixels that any tap of any pixel of the tile needs, its
+// halo, are copied to shared memory once for each TILE_K channels, and a tap only shifts where the
+// tensor cores read. They read pixels side by side, of 16 bytes of channels each, from any place
+// that is a multiple of 16 bytes: so a halo lies as one plane for each 16 bytes of channels, in it
+// the pixels, row after row. With a stride, rows and columns are sorted by their remainders, so
+// that what neighbouring output pixels need lies side by side. Matrix A is the weight, B the halo.
+//
+// One instruction reads on from the end of one row to the beginning of the next. So a tile is
+// TILE_P positions along its rows, each as long as a row of the halo (the pitch): those past the
+// tile's last column compute what nobody stores. Rows of any length fill it, long ones the best.
 //
 // A block stays on its multiprocessor and goes from tile to tile. One warp copies the weight, step
 // by step of STEP_PRODUCTS products, or the whole of it once (RESIDENT); three copy halos; all
@@ -24,8 +26,8 @@
 #include "mma.cuh"
 
 using Scalar = Half;
-constexpr int TILE_H = 28;
-constexpr int TILE_W = 8;
+constexpr int TILE_P = 224;
+constexpr int GROUP_P = 224;  // positions of a warpgroup
 constexpr int TILE_M = 64;
 constexpr int TILE_K = 64;
 constexpr int TEAMS = 2;
@@ -41,14 +43,15 @@ constexpr int OUT_VECTOR = 8;         // elements of one store
 constexpr Activation ACTIVATION = Activation::identity;
 constexpr bool RESIDUAL = false;  // else `residual` is not read
 constexpr int THREADS = 384;
-constexpr int SHARED_BYTES = 170480;
+constexpr int SHARED_BYTES = 171376;
 
 struct Params {
   int tiles;
   int blocks;
-  int images;
   int q_h;  // output pixels of this launch, of one image
   int q_w;
+  int rows;  // of a tile
+  int columns;
   int tiles_h;  // of one image
   int tiles_w;
   int in_h;
@@ -57,9 +60,8 @@ struct Params {
   int in_stride_w;
   int first_h;  // input pixels from an output pixel's place to the first that any tap needs
   int first_w;
-  int halo_h;  // rows and columns of the halo
-  int halo_w;
-  int sorted_w;  // columns of the halo that have the same remainder
+  int sorted_h;  // rows and columns of the halo that have the same remainders
+  int pitch;
   int x_g;       // strides of the input over groups, images, channels, rows, columns
   int x_n;
   int x_c;
@@ -87,7 +89,7 @@ constexpr int PLANE_BYTES = PLANE_PIXELS * 16;
 constexpr int HALO_BYTES = PLANES * PLANE_BYTES;
 constexpr int HALOS = TEAMS * HALO_BUFFERS;
 constexpr int STAGE_BYTES = STEP_PRODUCTS * TILE_M * 32;
-constexpr int TEAM_WARPGROUPS = TILE_M / 64 * (TILE_W / 8);
+constexpr int TEAM_WARPGROUPS = TILE_M / 64 * (TILE_P / GROUP_P);
 constexpr int WARPGROUPS = TEAMS * TEAM_WARPGROUPS;  // that multiply
 constexpr int LOADER_WARPS = 3;
 // Small halos are each copied by one warp, so that several are on their way.
@@ -97,25 +99,27 @@ constexpr int LOADER_THREADS = LOADER_WARPS / LOADERS * 32;
 constexpr int COPIER_REGISTERS = 88;
 constexpr int MULTIPLIER_REGISTERS = 208;
 static_assert(WARPGROUPS <= 2, "registers for the sums");
-static_assert(TILE_H % 4 == 0 && TILE_W % 8 == 0 && TILE_M % 64 == 0, "whole warpgroups");
+static_assert(TILE_P % GROUP_P == 0 && GROUP_P % 32 == 0 && TILE_M % 64 == 0, "whole warpgroups");
 static_assert(THREADS == WARPGROUPS * 128 + 32 + LOADER_WARPS * 32, "a role for each warp");
 static_assert(TEAMS == 1 || RESIDENT, "teams wait for no common step");
 static_assert(!GATHERED || TILE_K == VECTOR, "16 bytes of channels are gathered");
 static_assert(GATHERED || CHUNK_PLANES % 2 == 0, "a product takes two planes");
 
-// On its way out, a slice of a few rows of pixels lies in shared memory as one row for each pixel;
-// these begin on other banks.
-constexpr int SLICE_ROWS = 8 / static_cast<int>(sizeof(Scalar));
-constexpr int SLICE = SLICE_ROWS * 8;  // pixels
-constexpr int PITCH = 64 + 16 / static_cast<int>(sizeof(Scalar));
-constexpr int SLICE_BYTES = SLICE * PITCH * static_cast<int>(sizeof(Scalar));
+// On its way out, a slice of a warpgroup's positions lies in shared memory: one row for each pixel,
+// of 64 filters, or one for each filter, of 128 bytes of pixels. Rows begin on other banks.
+constexpr int SLICE = (CHANNELS_LAST ? 64 : 128) / static_cast<int>(sizeof(Scalar));
+constexpr int PITCH = (CHANNELS_LAST ? 64 : SLICE) + 16 / static_cast<int>(sizeof(Scalar));
+constexpr int SLICE_BYTES =
+    (CHANNELS_LAST ? SLICE : 64) * PITCH * static_cast<int>(sizeof(Scalar));
+constexpr int SLICES = CHANNELS_LAST ? 2 : 1;  // in shared memory, of a warpgroup
 
 constexpr int STAGES_AT = HALOS * HALO_BYTES;
 constexpr int SLICES_AT = STAGES_AT + STAGES * STAGE_BYTES;
-constexpr int BARRIERS_AT = SLICES_AT + (CHANNELS_LAST ? WARPGROUPS * 2 * SLICE_BYTES : 0);
+constexpr int BARRIERS_AT = SLICES_AT + WARPGROUPS * SLICES * SLICE_BYTES;
 constexpr int WORDS_AT = BARRIERS_AT + 16 * (HALOS + STAGES);
 constexpr int PLACES_AT = WORDS_AT + 4 * STEPS * STEP_PRODUCTS;
-static_assert(SHARED_BYTES >= PLACES_AT + 4 * PLANE_PIXELS, "the host asks for enough");
+constexpr int SPOTS_AT = PLACES_AT + 4 * PLANE_PIXELS;
+static_assert(SHARED_BYTES >= SPOTS_AT + 4 * TILE_P, "the host asks for enough");
 
 struct Tile {
   int m_tile;
@@ -133,9 +137,9 @@ __device__ inline Tile tile_at(int index, const Params& params) {
   index /= params.m_tiles;
   tile.group = index % params.groups;
   index /= params.groups;
-  tile.x = index % params.tiles_w * TILE_W;
+  tile.x = index % params.tiles_w * params.columns;
   index /= params.tiles_w;
-  tile.y = index % params.tiles_h * TILE_H;
+  tile.y = index % params.tiles_h * params.rows;
   tile.image = index / params.tiles_h;
   return tile;
 }
@@ -191,8 +195,32 @@ __device__ inline void copy_weights(const Block& block, const Scalar* packed) {
   }
 }
 
-// The input pixels of a halo, relative to its first one: a row and a column.
+// A row and a column, both in one word.
 constexpr int ROW_BITS = 16;
+__device__ inline int word_of(int row, int column) { return row << ROW_BITS | column; }
+__device__ inline int row_of(int word) { return word >> ROW_BITS; }
+__device__ inline int column_of(int word) { return word & ((1 << ROW_BITS) - 1); }
+
+// Of the halo's pixels, relative to the first one.
+__device__ inline int halo_place(int pixel, const Params& params) {
+  const int column = pixel % params.pitch;
+  pixel /= params.pitch;
+  const int row = pixel % params.sorted_h;
+  const int remainders = pixel / params.sorted_h;
+  return word_of(row * params.in_stride_h + remainders / params.in_stride_w,
+                 column * params.in_stride_w + remainders % params.in_stride_w);
+}
+
+__device__ inline int halo_pixels(const Params& params) {
+  return params.in_stride_h * params.in_stride_w * params.sorted_h * params.pitch;
+}
+
+// Of the tile's positions, -1 where there is no pixel.
+__device__ inline int spot_of(int position, const Params& params) {
+  const int row = position / params.pitch;
+  const int column = position % params.pitch;
+  return row < params.rows && column < params.columns ? word_of(row, column) : -1;
+}
 
 // One chunk of channels of a tile's halo, by the threads of a loader; each begins with another
 // `first`.
@@ -203,12 +231,12 @@ __device__ inline void copy_halo(const Block& block, const Tile& tile, int chunk
   const int first_h = tile.y * params.in_stride_h + params.first_h;
   const int first_w = tile.x * params.in_stride_w + params.first_w;
   const Scalar* image = x + (tile.group * params.x_g + tile.image * params.x_n);
-  const int pixels = params.halo_h * params.halo_w;
+  const int pixels = halo_pixels(params);
   const int to = buffer * HALO_BYTES;
   // The element at which a pixel begins, -1 for the border.
   auto origin = [&](int pixel) {
-    const int h = first_h + (places[pixel] >> ROW_BITS);
-    const int w = first_w + (places[pixel] & ((1 << ROW_BITS) - 1));
+    const int h = first_h + row_of(places[pixel]);
+    const int w = first_w + column_of(places[pixel]);
     const bool inside = static_cast<unsigned>(h) < static_cast<unsigned>(params.in_h) &&
                         static_cast<unsigned>(w) < static_cast<unsigned>(params.in_w);
     return inside ? h * params.x_h + w * params.x_w : -1;
@@ -315,17 +343,18 @@ __device__ inline void copy_halos(const Block& block, int thread, const Scalar* 
   }
 }
 
-// The way out of the sums of one warpgroup, as multiply_add_async leaves them: of TILE_H rows of
-// eight pixels and 64 filters.
+// The way out of the sums of one warpgroup, as multiply_add_async leaves them: of 64 filters and
+// GROUP_P positions.
 struct Store {
   const Params& params;
-  int y_at;  // the first pixel's element of the first filter
-  int rows;  // that exist
+  const int* spots;  // of the positions
+  int y_at;          // the tile's first pixel's element of the first filter
+  int rows;          // of the tile that exist
   int columns;
   int filters;
   float bias[2];
-  int warpgroup;
-  int thread;  // of it
+  unsigned char* slices;
+  int thread;  // of the warpgroup
 
   // `added` is the residual's element, where there is one.
   __device__ float value(const float (&sums)[4], int i, const Scalar* added) const {
@@ -336,98 +365,133 @@ struct Store {
     return activate<ACTIVATION>(v, params.act_a, params.act_b);
   }
 
-  // Each thread stores what it has: two neighbouring pixels of a filter.
-  __device__ void pixels(const float (&acc)[TILE_H][4], const Scalar* residual, Scalar* y) const {
-    const int w = thread % 4 * 2;
-    const int m = thread / 32 * 16 + thread % 32 / 4;
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-      const int at = y_at + (m + half * 8) * params.y_m + w * params.y_w;
-#pragma unroll
-      for (int h = 0; h < TILE_H; h++) {
-        if (h >= rows || m + half * 8 >= filters || w >= columns) {
-          continue;
-        }
-        Scalar* to = y + at + h * params.y_h;
-        const Scalar* added = residual + at + h * params.y_h;
-        const float v0 = value(acc[h], 2 * half, added);
-        if constexpr (OUT_VECTOR > 1) {
-          store_pair(to, v0, value(acc[h], 2 * half + 1, added + 1));
-        } else {
-          to[0] = from_float<Scalar>(v0);
-          if (w + 1 < columns) {
-            to[params.y_w] =
-                from_float<Scalar>(value(acc[h], 2 * half + 1, added + params.y_w));
-          }
-        }
-      }
-    }
+  // The element of the first filter at a position, -1 where there is none.
+  __device__ int element(int position) const {
+    const int spot = position < GROUP_P ? spots[position] : -1;
+    const int h = row_of(spot);
+    const int w = column_of(spot);
+    return spot >= 0 && h < rows && w < columns ? y_at + h * params.y_h + w * params.y_w : -1;
   }
 
-  // Calls action(place in the staged slice, place in y) for the runs of it that a thread moves.
+  // Calls action(place in the staged slice, place in y) for the runs of it that a thread moves:
+  // of filters of a pixel, by all threads of the warpgroup,
   template <typename Action>
-  __device__ void each_run(int slice, Action action) const {
+  __device__ void each_run_of_filters(int first, Action action) const {
     constexpr int RUNS = 64 / OUT_VECTOR;
 #pragma unroll
     for (int i = 0; i < SLICE * RUNS / 128; i++) {
       const int run = i * 128 + thread;
       const int m = run % RUNS * OUT_VECTOR;
-      const int pixel = run / RUNS;
-      const int h = slice * SLICE_ROWS + pixel / 8;
-      const int w = pixel % 8;
-      if (h < rows && w < columns && m < filters) {
-        action(pixel * PITCH + m, y_at + h * params.y_h + w * params.y_w + m);
+      const int at = element(first + run / RUNS);
+      if (at >= 0 && m < filters) {
+        action(run / RUNS * PITCH + m, at + m);
       }
     }
   }
 
-  // Through shared memory, so that neighbouring threads store neighbouring filters of a pixel. The
-  // residual comes in as the result goes out.
-  __device__ void filters_of_pixels(const float (&acc)[TILE_H][4], unsigned char* shared,
-                                    const Scalar* residual, Scalar* y) const {
-    constexpr int SLICES = TILE_H / SLICE_ROWS;
+  // or of pixels of its 16 filters, by a warp.
+  template <typename Action>
+  __device__ void each_run_of_pixels(int first, Action action) const {
+    constexpr int LANES = SLICE / OUT_VECTOR < 32 ? SLICE / OUT_VECTOR : 32;  // of one filter
     const int lane = thread % 32;
     const int first_m = thread / 32 * 16;
-    if constexpr (SLICES % 2) {
+#pragma unroll
+    for (int p = 0; p < SLICE; p += LANES * OUT_VECTOR) {
+      const int position = p + lane % LANES * OUT_VECTOR;
+      const int at = element(first + position);
+      if (at < 0) {
+        continue;
+      }
+#pragma unroll
+      for (int i = 0; i < 16; i += 32 / LANES) {
+        const int m = first_m + i + lane / LANES;
+        if (m < filters) {
+          action(m * PITCH + position, at + m * params.y_m);
+        }
+      }
+    }
+  }
+
+  // Neighbouring threads store neighbouring filters of a pixel. The residual comes in as the result
+  // goes out.
+  __device__ void filters_of_pixels(const float (&acc)[GROUP_P / 8][4], const Scalar* residual,
+                                    Scalar* y) const {
+    constexpr int COUNT = GROUP_P / SLICE;
+    const int lane = thread % 32;
+    const int first_m = thread / 32 * 16;
+    if constexpr (COUNT % 2) {
       Warpgroup::sync();  // all have read the last slice of the tile before, which lay here too
     }
 #pragma unroll
-    for (int slice = 0; slice < SLICES; slice++) {
+    for (int slice = 0; slice < COUNT; slice++) {
       // The other slice may still be read.
-      Scalar* staged = reinterpret_cast<Scalar*>(
-          shared + SLICES_AT + (warpgroup * 2 + slice % 2) * SLICE_BYTES);
+      Scalar* staged = reinterpret_cast<Scalar*>(slices + slice % 2 * SLICE_BYTES);
       if constexpr (RESIDUAL) {
-        each_run(slice, [&](int at, int place) {
+        each_run_of_filters(slice * SLICE, [&](int at, int place) {
           copy_run<OUT_VECTOR>(staged + at, residual + place);
         });
         Warpgroup::sync();  // each element is replaced by the warp that reads it
       }
       Scalar* own = staged + lane % 4 * 2 * PITCH + first_m + lane / 4;
 #pragma unroll
-      for (int row = 0; row < SLICE_ROWS; row += 2) {
+      for (int j = 0; j < SLICE / 8; j += 2) {
         const auto sum = [&](int second, int i) {
-          return value(acc[slice * SLICE_ROWS + row + second], i,
-                       own + ((row + second) * 8 + i % 2) * PITCH + i / 2 * 8);
+          return value(acc[slice * (SLICE / 8) + j + second], i,
+                       own + ((j + second) * 8 + i % 2) * PITCH + i / 2 * 8);
         };
         if constexpr (sizeof(Scalar) == 2) {
           const float v[4][2] = {{sum(0, 0), sum(0, 1)},
                                  {sum(0, 2), sum(0, 3)},
                                  {sum(1, 0), sum(1, 1)},
                                  {sum(1, 2), sum(1, 3)}};
-          const int pixel = row * 8 + lane / 16 * 8 + lane % 8;
+          const int pixel = j * 8 + lane / 16 * 8 + lane % 8;
           store_transposed<Scalar>(
               shared_address(staged + pixel * PITCH + first_m + lane / 8 % 2 * 8), v);
         } else {
 #pragma unroll
           for (int i = 0; i < 4; i++) {
-            Scalar* to = own + (row * 8 + i % 2) * PITCH + i / 2 * 8;
+            Scalar* to = own + (j * 8 + i % 2) * PITCH + i / 2 * 8;
             to[0] = from_float<Scalar>(sum(0, i));
             to[8 * PITCH] = from_float<Scalar>(sum(1, i));
           }
         }
       }
       Warpgroup::sync();  // the slice is complete, and the one before has been read
-      each_run(slice, [&](int at, int place) { copy_run<OUT_VECTOR>(y + place, staged + at); });
+      each_run_of_filters(slice * SLICE, [&](int at, int place) {
+        copy_run<OUT_VECTOR>(y + place, staged + at);
+      });
+    }
+  }
+
+  // Neighbouring threads store neighbouring pixels of a filter. A warp has all pixels of its
+  // filters, so none waits for another.
+  __device__ void pixels_of_filters(const float (&acc)[GROUP_P / 8][4], const Scalar* residual,
+                                    Scalar* y) const {
+    Scalar* staged = reinterpret_cast<Scalar*>(slices);
+    const int lane = thread % 32;
+    Scalar* own = staged + (thread / 32 * 16 + lane / 4) * PITCH + lane % 4 * 2;
+#pragma unroll
+    for (int first = 0; first < GROUP_P; first += SLICE) {
+      __syncwarp();  // all lanes have read the slice before
+      if constexpr (RESIDUAL) {
+        each_run_of_pixels(first, [&](int at, int place) {
+          copy_run<OUT_VECTOR>(staged + at, residual + place);
+        });
+        __syncwarp();
+      }
+#pragma unroll
+      for (int j = 0; j < SLICE / 8 && first + j * 8 < GROUP_P; j++) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+          Scalar* to = own + half * 8 * PITCH + j * 8;
+          const float(&sums)[4] = acc[first / 8 + j];
+          store_pair(to, value(sums, 2 * half, to), value(sums, 2 * half + 1, to + 1));
+        }
+      }
+      __syncwarp();
+      each_run_of_pixels(first, [&](int at, int place) {
+        copy_run<OUT_VECTOR>(y + place, staged + at);
+      });
     }
   }
 };
@@ -438,12 +502,11 @@ __device__ inline void multiply(const Block& block, int thread, const Scalar* bi
   const Params& params = block.params;
   const int warpgroup = thread / 128;
   const int team = warpgroup / TEAM_WARPGROUPS;
-  const int column = warpgroup % TEAM_WARPGROUPS / (TILE_M / 64) * 8;
+  const int first_p = warpgroup % TEAM_WARPGROUPS / (TILE_M / 64) * GROUP_P;
   const int first_m = warpgroup % (TILE_M / 64) * 64;
   const int lane = thread % 32;
   // In units of 16 bytes.
-  const unsigned next_row = params.in_stride_h * params.halo_w;
-  const unsigned halos = block.at(0) / 16 + column;
+  const unsigned halos = block.at(0) / 16 + first_p;
   const unsigned weights = (block.at(STAGES_AT) / 16 + first_m) | TILE_M << 16;
   const unsigned* words = reinterpret_cast<const unsigned*>(block.shared + WORDS_AT);
   auto release = [&](unsigned barrier) {
@@ -461,17 +524,18 @@ __device__ inline void multiply(const Block& block, int thread, const Scalar* bi
     const int filter = tile.m_tile * TILE_M + first_m + thread % 128 / 32 * 16 + lane / 4;
     const Scalar* own_bias = bias + tile.group * params.m;
     const Store store{params,
+                      reinterpret_cast<const int*>(block.shared + SPOTS_AT) + first_p,
                       params.y_base + tile.group * params.y_g + tile.image * params.y_n +
                           (tile.m_tile * TILE_M + first_m) * params.y_m +
-                          tile.y * params.y_h + (tile.x + column) * params.y_w,
+                          tile.y * params.y_h + tile.x * params.y_w,
                       params.q_h - tile.y,
-                      params.q_w - tile.x - column,
+                      params.q_w - tile.x,
                       params.m - tile.m_tile * TILE_M - first_m,
                       {to_float(own_bias[min(filter, params.m - 1)]),
                        to_float(own_bias[min(filter + 8, params.m - 1)])},
-                      warpgroup,
+                      block.shared + SLICES_AT + warpgroup * SLICES * SLICE_BYTES,
                       thread % 128};
-    float acc[TILE_H][4] = {};
+    float acc[GROUP_P / 8][4] = {};
     // What the products before the last ones read.
     unsigned read_stage = 0;
     unsigned read_halo = 0;
@@ -491,7 +555,7 @@ __device__ inline void multiply(const Block& block, int thread, const Scalar* bi
 #pragma unroll
         for (int i = 0; i < STEP_PRODUCTS; i++) {
           const unsigned a = weights + stage.buffer * (STAGE_BYTES / 16) + i * TILE_M * 2;
-          multiply_add_async<Scalar>(acc, core_matrices(a, 8), core_matrices(b[i], next_row));
+          multiply_add_async<Scalar>(acc, core_matrices(a, 8), core_matrices(b[i], 8));
         }
         commit_products();
         wait_products<1>();
@@ -520,9 +584,9 @@ __device__ inline void multiply(const Block& block, int thread, const Scalar* bi
       release(read_halo);
     }
     if constexpr (CHANNELS_LAST) {
-      store.filters_of_pixels(acc, block.shared, residual, y);
+      store.filters_of_pixels(acc, residual, y);
     } else {
-      store.pixels(acc, residual, y);
+      store.pixels_of_filters(acc, residual, y);
     }
   }
 }
@@ -535,13 +599,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   const Block block{params, shared_memory()};
   unsigned* own_words = reinterpret_cast<unsigned*>(block.shared + WORDS_AT);
   int* places = reinterpret_cast<int*>(block.shared + PLACES_AT);
+  int* spots = reinterpret_cast<int*>(block.shared + SPOTS_AT);
   for (int i = thread; i < STEPS * STEP_PRODUCTS; i += THREADS) {
     own_words[i] = words[i];
   }
-  for (int i = thread; i < params.halo_h * params.halo_w; i += THREADS) {
-    const int column = i % params.halo_w;
-    places[i] = (i / params.halo_w) << ROW_BITS |
-                (column % params.sorted_w * params.in_stride_w + column / params.sorted_w);
+  for (int i = thread; i < halo_pixels(params); i += THREADS) {
+    places[i] = halo_place(i, params);
+  }
+  for (int i = thread; i < TILE_P; i += THREADS) {
+    spots[i] = spot_of(i, params);
   }
   if constexpr (GATHERED > 0) {
     for (int i = thread; i < HALOS * PLANE_PIXELS; i += THREADS) {

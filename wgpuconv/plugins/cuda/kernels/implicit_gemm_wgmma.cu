@@ -12,8 +12,13 @@
 // A slot holds rows of 128 bytes: of A as swizzled<8> permutes them, gathered in copies of 16
 // bytes; of B as pack_filters writes them with CORES, in one copy.
 //
-// Halves are multiplied from shared memory. Of floats, A goes through registers on the way, which
-// rounds it to TF32; products of one half of a step run while the other half is rounded.
+// With PLANES nothing is gathered: the product is pointwise, and its input has its channels first.
+// A row of A then is a channel of the pixels that lie side by side in 128 bytes; each such block of
+// pixels has the rows of a whole step, one after the other.
+//
+// Halves are multiplied from shared memory, in either order. Of floats, A goes through registers on
+// the way, which rounds it to TF32; products of one half of a step run while the other half is
+// rounded.
 //
 // The sum over k may be split. Either the blocks of a CLUSTER take one split each of the same tile,
 // the only one of the block; then each adds up its share of the tile from the shared memory of all.
@@ -28,6 +33,7 @@ constexpr int TILE_P = 128;
 constexpr int TILE_M = 128;
 constexpr int STAGES = 5;
 constexpr int BLOCKS = 1;  // of a multiprocessor, 1 or 2: one multiplies while the other stores
+constexpr bool PLANES = false;  // A's pixels lie side by side, in whole and aligned chunks
 constexpr bool CACHED = true;  // A goes through the first-level cache: taps share pixels
 constexpr bool CHANNELS_LAST = true;  // the output's order
 constexpr int OUT_VECTOR = 8;  // elements of one store
@@ -57,6 +63,8 @@ struct Params {
   int x_n;
   int x_h;
   int x_w;
+  int x_c;       // over channels
+  int channels;  // of a group
   int y_base;
   int y_g;  // strides of the output over groups, images, filters, rows, columns
   int y_n;
@@ -82,6 +90,7 @@ constexpr int CHUNK = 16 / BYTES;  // elements of one copy
 constexpr int ROW_CHUNKS = 8;
 constexpr int ROW_BYTES = 128;
 constexpr int TILE_K = ROW_BYTES / BYTES;
+constexpr int PLANE_P = ROW_BYTES / BYTES;  // pixels of a row of A that is a channel
 constexpr int STEP_PRODUCTS = ROW_BYTES / 32;  // over the k of one step
 constexpr int A_BYTES = TILE_P * ROW_BYTES;
 constexpr int B_BYTES = TILE_M * ROW_BYTES;
@@ -168,20 +177,37 @@ __device__ inline unsigned empty_barrier(unsigned shared, int slot) {
   return shared + BARRIERS_AT + 8 * (STAGES + slot);
 }
 
-__device__ inline void produce(const Params& params, const Scalar* x, const Scalar* packed,
-                               const int2* taps) {
-  const int thread = threadIdx.x % GROUP;
-  const unsigned shared = shared_address(shared_memory());
+// A thread of the producer copies this chunk of every A_ROWS-th row of A from this one on.
+__device__ inline int copied_chunk() { return threadIdx.x % ROW_CHUNKS; }
+__device__ inline int copied_row() { return threadIdx.x % GROUP / ROW_CHUNKS; }
+
+// Where a chunk of a row of A lies.
+__device__ inline int place_in_a(int row, int chunk) {
+  if constexpr (PLANES && BYTES == 4) {
+    // A warp loads floats of four neighbouring rows at once, from the same two chunks of each.
+    return row * ROW_BYTES + (chunk ^ (row % 4 * 2)) * 16;
+  } else {
+    return swizzled<ROW_CHUNKS>(row, chunk);
+  }
+}
+
+// Copies A: rows that are pixels under their taps,
+struct Gather {
+  const Params& params;
+  const Scalar* x;
+  const int2* taps;
   int2* pixels = reinterpret_cast<int2*>(shared_memory() + PIXELS_AT);
-  const int copy_k = thread % ROW_CHUNKS;
-  const int copy_row = thread / ROW_CHUNKS;
-  const unsigned copy_a = shared + swizzled<ROW_CHUNKS>(copy_row, copy_k);
-  static_assert(A_ROWS % 8 == 0, "the permutation repeats every eight rows");
-  Slot slot;
-  for (int tile = blockIdx.x; tile < params.tiles; tile += gridDim.x) {
-    const Work work = work_of(params, tile);
-    const int2* taps_at = taps + work.first_step * ROW_CHUNKS + copy_k;
-    int2 tap = *taps_at;  // of the step that is copied next: loaded a step ahead
+  int2 pixel[A_COPIES];
+  const int2* taps_at;
+  int2 tap;  // of the step that is copied next: loaded a step ahead
+
+  __device__ Gather(const Params& params, const Scalar* x, const int2* taps)
+      : params(params), x(x), taps(taps) {}
+
+  __device__ void begin(const Work& work) {
+    const int thread = threadIdx.x % GROUP;
+    taps_at = taps + work.first_step * ROW_CHUNKS + copied_chunk();
+    tap = *taps_at;
 
     // Each pixel's first element, and which taps are inside: bit r row r, bit 16 + s column s.
     // Pixels past the end copy the last one again.
@@ -190,24 +216,78 @@ __device__ inline void produce(const Params& params, const Scalar* x, const Scal
       const int q = p % params.q_hw;
       const int h = q / params.q_w * params.in_stride_h;
       const int w = q % params.q_w * params.in_stride_w;
-      int2 pixel;
-      pixel.x = work.group * params.x_g + p / params.q_hw * params.x_n + h * params.x_h +
+      int2 found;
+      found.x = work.group * params.x_g + p / params.q_hw * params.x_n + h * params.x_h +
                 w * params.x_w;
-      pixel.y =
+      found.y =
           taps_inside(h + params.tap_h, params.tap_step_h, params.tap_rows, params.in_h) |
           taps_inside(w + params.tap_w, params.tap_step_w, params.tap_columns, params.in_w) << 16;
-      pixels[i] = pixel;
+      pixels[i] = found;
     }
     sync_some<GROUP>(PRODUCER_BARRIER);
-    int2 pixel[A_COPIES];
 #pragma unroll
     for (int i = 0; i < A_COPIES; i++) {
-      pixel[i] = pixels[i * A_ROWS + copy_row];
+      pixel[i] = pixels[i * A_ROWS + copied_row()];
     }
     // The next tile's pixels go elsewhere: not all threads have read these.
     pixels = reinterpret_cast<int2*>(shared_memory() + PIXELS_AT) +
              (pixels == reinterpret_cast<int2*>(shared_memory() + PIXELS_AT) ? TILE_P : 0);
+  }
 
+  __device__ void copy_step(unsigned to) {
+#pragma unroll
+    for (int i = 0; i < A_COPIES; i++) {
+      copy_async<16, CACHED>(to + i * A_ROWS * ROW_BYTES, x + (pixel[i].x + tap.x),
+                             (pixel[i].y & tap.y) == tap.y);
+    }
+    taps_at += ROW_CHUNKS;
+    tap = *taps_at;
+  }
+};
+
+// or rows that are channels of a block of pixels.
+struct Planes {
+  const Params& params;
+  const Scalar* x;
+  int pixel[TILE_P / PLANE_P];  // in each block, the first one of the chunk
+  int channel;                  // of the first row of the step that is copied next
+
+  __device__ Planes(const Params& params, const Scalar* x) : params(params), x(x) {}
+
+  __device__ void begin(const Work& work) {
+    // A chunk is all of one image. Those past the end copy the last one again.
+#pragma unroll
+    for (int i = 0; i < TILE_P / PLANE_P; i++) {
+      const int p = min(work.p_tile * TILE_P + i * PLANE_P + copied_chunk() * CHUNK,
+                        params.pixels - CHUNK);
+      pixel[i] = work.group * params.x_g + p / params.q_hw * params.x_n + p % params.q_hw;
+    }
+    channel = work.first_step * TILE_K + copied_row();
+  }
+
+  __device__ void copy_step(unsigned to) {
+#pragma unroll
+    for (int row = 0; row < TILE_K; row += A_ROWS) {
+      const bool valid = channel + row < params.channels;
+      const Scalar* plane = x + (valid ? channel + row : 0) * params.x_c;
+#pragma unroll
+      for (int i = 0; i < TILE_P / PLANE_P; i++) {
+        copy_async<16, CACHED>(to + (i * TILE_K + row) * ROW_BYTES, plane + pixel[i], valid);
+      }
+    }
+    channel += TILE_K;
+  }
+};
+
+template <typename Rows>
+__device__ inline void produce(const Params& params, Rows rows, const Scalar* packed) {
+  const unsigned shared = shared_address(shared_memory());
+  const unsigned copy_a = shared + place_in_a(copied_row(), copied_chunk());
+  static_assert(A_ROWS % 8 == 0, "the permutation repeats every eight rows");
+  Slot slot;
+  for (int tile = blockIdx.x; tile < params.tiles; tile += gridDim.x) {
+    const Work work = work_of(params, tile);
+    rows.begin(work);
     const Scalar* packed_at =
         packed + (static_cast<long long>(work.group * params.m_tiles + work.m_tile) *
                       params.k_steps +
@@ -217,19 +297,13 @@ __device__ inline void produce(const Params& params, const Scalar* x, const Scal
       const unsigned full = full_barrier(shared, slot.at);
       const unsigned to = slot.at * STAGE_BYTES;
       wait_barrier(empty_barrier(shared, slot.at), slot.parity ^ 1);
-      if (thread == 0) {
+      if (threadIdx.x % GROUP == 0) {
         arrive_expecting(full, B_BYTES);
         copy_bulk(shared + to + A_BYTES, packed_at, B_BYTES, full);
       }
-#pragma unroll
-      for (int i = 0; i < A_COPIES; i++) {
-        copy_async<16, CACHED>(copy_a + to + i * A_ROWS * ROW_BYTES, x + (pixel[i].x + tap.x),
-                               (pixel[i].y & tap.y) == tap.y);
-      }
+      rows.copy_step(copy_a + to);
       arrive_with_copies(full);
       packed_at += TILE_M * TILE_K;
-      taps_at += ROW_CHUNKS;
-      tap = *taps_at;
       slot.advance();
     }
   }
@@ -251,9 +325,47 @@ struct Operands {
   unsigned fragments[2][HALF][4];
 };
 
+// Matrix A of 64 pixels, whose rows begin at `a`, of the k-th product.
+__device__ inline unsigned long long pixels_of(unsigned a, int k) {
+  if constexpr (PLANES) {
+    // Groups of eight rows, each a channel of all 64 pixels. (One of the two distances would be
+    // that to more pixels.)
+    return matrix(a + k * 16 * ROW_BYTES, 1024, 1024) | 1ull << 62;
+  } else {
+    return swizzled_matrix(a + k * 32);
+  }
+}
+
 // Matrix B of a slot, from its k-th product on.
 __device__ inline unsigned long long filters_of(unsigned slot, int k) {
   return matrix(slot + A_BYTES + k * 2 * TILE_M * 16, TILE_M * 16, 128);
+}
+
+// Where a lane begins to load the floats of its warp, which has 16 of 64 pixels.
+__device__ inline int place_of_fragments() {
+  const int warp = threadIdx.x % GROUP / 32;
+  const int lane = threadIdx.x % 32;
+  if constexpr (PLANES) {
+    const int p = warp * 16 + lane / 4;
+    return p / PLANE_P * TILE_K * ROW_BYTES + place_in_a(lane % 4, p % PLANE_P / CHUNK) +
+           p % CHUNK * BYTES;
+  } else {
+    const LaneRow row = lane_row_a(lane);
+    return place_in_a(warp * 16 + row.row, row.chunk);
+  }
+}
+
+// A warp's floats of the k-th product, in the order that load_matrices gives them; `at` bytes beyond
+// where a lane begins.
+__device__ inline void load_fragment(unsigned (&to)[4], unsigned begin, int at, int k) {
+  if constexpr (PLANES) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) {  // eight pixels more, and four channels
+      to[i] = load_word((begin ^ (i % 2 * 32)) + at + (k * 8 + i / 2 * 4) * ROW_BYTES);
+    }
+  } else {
+    load_matrices(to, (begin ^ (32 * k)) + at);
+  }
 }
 
 // Adds the products of one step, whose A begins at `a` for this consumer. Those of the step before
@@ -267,24 +379,22 @@ __device__ inline void multiply(Operands& own, unsigned slot, unsigned a, Releas
     for (int k = 0; k < STEP_PRODUCTS; k++) {
 #pragma unroll
       for (int i = 0; i < ROWS; i++) {
-        multiply_add_async<Scalar>(own.acc[i], swizzled_matrix(a + i * 64 * ROW_BYTES + k * 32),
-                                   filters_of(slot, k));
+        multiply_add_async<Scalar, PLANES>(own.acc[i], pixels_of(a + i * 64 * ROW_BYTES, k),
+                                           filters_of(slot, k));
       }
     }
     commit_products();
     wait_products<1>();
     release();
   } else {
-    const LaneRow row = lane_row_a(threadIdx.x % 32);
-    const unsigned read =
-        a + swizzled<ROW_CHUNKS>(threadIdx.x % GROUP / 32 * 16 + row.row, row.chunk);
+    const unsigned begin = a + place_of_fragments();
 #pragma unroll
     for (int half = 0; half < 2; half++) {
       const int first_k = ROWS == 2 ? 0 : half * HALF;
       const int i = ROWS == 2 ? half : 0;
 #pragma unroll
       for (int k = 0; k < HALF; k++) {
-        load_matrices(own.fragments[half][k], (read ^ (32 * (first_k + k))) + i * 64 * ROW_BYTES);
+        load_fragment(own.fragments[half][k], begin, i * 64 * ROW_BYTES, first_k + k);
         round_operands<Scalar>(own.fragments[half][k]);
       }
       begin_products();
@@ -396,22 +506,16 @@ __device__ inline void consume(const Params& params, const Scalar* bias, const S
     for (int i = 0; i < ROWS * (TILE_M / 8) * 4; i++) {
       own.acc[i / (TILE_M / 2)][i / 4 % (TILE_M / 8)][i % 4] = 0.0f;
     }
-    int previous = -1;  // the slot whose products may still run
+    unsigned previous = 0;  // the barrier of the slot whose products may still run
     for (int step = work.first_step; step < work.end_step; step++) {
       wait_barrier(full_barrier(shared, slot.at), slot.parity);
       const unsigned at = shared + slot.at * STAGE_BYTES;
-      multiply(own, at, at + group * ROWS * 64 * ROW_BYTES, [&] {
-        if (previous >= 0 && lane == 0) {
-          arrive(empty_barrier(shared, previous));
-        }
-      });
-      previous = slot.at;
+      multiply(own, at, at + group * ROWS * 64 * ROW_BYTES, [&] { arrive_warp(previous, lane); });
+      previous = empty_barrier(shared, slot.at);
       slot.advance();
     }
     wait_products<0>();
-    if (previous >= 0 && lane == 0) {
-      arrive(empty_barrier(shared, previous));
-    }
+    arrive_warp(previous, lane);
 
     const Target<Scalar> all{y_of_pixel, bias + work.group * params.m, work.m_tile * TILE_M,
                              params.m, params.y_m, params.act_a, params.act_b,
@@ -460,7 +564,11 @@ extern "C" __global__ void CLUSTER_OF(CLUSTER) __launch_bounds__(THREADS, BLOCKS
   __syncthreads();
   if (threadIdx.x / GROUP == CONSUMERS) {
     give_registers<PRODUCER_REGISTERS>();
-    produce(params, x, packed, taps);
+    if constexpr (PLANES) {  // which have no taps
+      produce(params, Planes(params, x), packed);
+    } else {
+      produce(params, Gather(params, x, taps), packed);
+    }
   } else {
     take_registers<CONSUMER_REGISTERS>();
     consume(params, bias, residual, y);

@@ -29,6 +29,15 @@ __device__ inline void arrive(unsigned barrier) {
 #endif
 }
 
+// Arrives once for the whole warp, when all of its lanes have done with what the barrier guards. 0
+// is no barrier.
+__device__ inline void arrive_warp(unsigned barrier, int lane) {
+  __syncwarp();
+  if (barrier != 0 && lane == 0) {
+    arrive(barrier);
+  }
+}
+
 // Arrives, and lets the phase wait for that many bytes of copy_bulk as well.
 __device__ inline void arrive_expecting(unsigned barrier, int bytes) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -171,11 +180,19 @@ __device__ inline unsigned long long core_matrices(unsigned at_and_next_k, unsig
   return at_and_next_k | static_cast<unsigned long long>(next_rows) << 32;
 }
 
+// A word of shared memory.
+__device__ inline unsigned load_word(unsigned from) {
+  unsigned word;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(word) : "r"(from));
+  return word;
+}
+
 // acc[64 x 8 COLUMNS] += a[64 x K] * b[8 COLUMNS x K], transposed; K of T take 32 bytes. Both lie
 // in shared memory, floats rounded as operands. Warp w of the group holds the rows from 16 w on;
 // acc[j] has columns 8 j + lane % 4 * 2 and one more, of row lane / 4 (elements 0 and 1) and of 8
-// more (2 and 3).
-template <typename T, int COLUMNS>
+// more (2 and 3). With TRANSPOSED_A, for elements of 2 bytes only, it is the columns of `a` that lie
+// in one piece each.
+template <typename T, bool TRANSPOSED_A = false, int COLUMNS>
 __device__ void multiply_add_async(float (&acc)[COLUMNS][4], unsigned long long a,
                                    unsigned long long b);
 
@@ -226,18 +243,21 @@ __device__ void multiply_add_async(float (&acc)[COLUMNS][4], const unsigned (&a)
 #else
 #define PRODUCT(...)
 #endif
-#define PRODUCT_OF_SHARED(T, SHAPE, ORDER, COLUMNS, SUMS, A, B)                                 \
+#define PRODUCT_OF_SHARED(T, TRANSPOSED_A, SHAPE, ORDER, COLUMNS, SUMS, A, B)                   \
   template <>                                                                                  \
-  __device__ inline void multiply_add_async<T>(float (&acc)[COLUMNS][4], unsigned long long a, \
-                                               unsigned long long b) {                         \
+  __device__ inline void multiply_add_async<T, TRANSPOSED_A>(                                  \
+      float (&acc)[COLUMNS][4], unsigned long long a, unsigned long long b) {                  \
     PRODUCT(SHAPE, SUMS, "%" #A ", %" #B ", p, 1, 1" ORDER, "l"(a), "l"(b));                    \
   }
+#define PRODUCTS_OF_HALVES(T, SHAPE, ...)                                                      \
+  PRODUCT_OF_SHARED(T, false, SHAPE, ", 0, 0", __VA_ARGS__)                                    \
+  PRODUCT_OF_SHARED(T, true, SHAPE, ", 1, 0", __VA_ARGS__)
 // For one width: columns of b, and of sums, a thread's sums, and the numbers of the operands
 // behind them.
 #define PRODUCTS(N, COLUMNS, SUMS, A, B, C, D, E)                                              \
-  PRODUCT_OF_SHARED(Half, "m64n" #N "k16.f32.f16.f16", ", 0, 0", COLUMNS, SUMS, A, B)           \
-  PRODUCT_OF_SHARED(Bfloat, "m64n" #N "k16.f32.bf16.bf16", ", 0, 0", COLUMNS, SUMS, A, B)       \
-  PRODUCT_OF_SHARED(float, "m64n" #N "k8.f32.tf32.tf32", "", COLUMNS, SUMS, A, B)               \
+  PRODUCTS_OF_HALVES(Half, "m64n" #N "k16.f32.f16.f16", COLUMNS, SUMS, A, B)                    \
+  PRODUCTS_OF_HALVES(Bfloat, "m64n" #N "k16.f32.bf16.bf16", COLUMNS, SUMS, A, B)                \
+  PRODUCT_OF_SHARED(float, false, "m64n" #N "k8.f32.tf32.tf32", "", COLUMNS, SUMS, A, B)        \
   template <>                                                                                  \
   __device__ inline void multiply_add_async<float>(                                            \
       float (&acc)[COLUMNS][4], const unsigned (&a)[4], unsigned long long b) {                \
@@ -253,6 +273,7 @@ PRODUCTS(192, 24, 96, 96, 97, 98, 99, 100)
 PRODUCTS(224, 28, 112, 112, 113, 114, 115, 116)
 PRODUCTS(256, 32, 128, 128, 129, 130, 131, 132)
 #undef PRODUCTS
+#undef PRODUCTS_OF_HALVES
 #undef PRODUCT_OF_SHARED
 #undef PRODUCT
 #undef SUMS_128
