@@ -14,7 +14,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from wgpuconv import Conv2d, Device, Tensor, conv2d, conv_transpose2d, errors, tensor
+from wgpuconv import (
+    Conv2d,
+    ConvProblem,
+    Device,
+    Tensor,
+    conv2d,
+    conv_transpose2d,
+    errors,
+    prewarm,
+    tensor,
+)
 
 X = np.ones((2, 4, 6, 6), np.float32)
 W = np.ones((6, 4, 3, 3), np.float32)
@@ -49,6 +59,14 @@ CASES: dict[str, Case] = {
     "channels in the other layout": (
         lambda d: conv2d(X, W, layout="NHWC", device=d),
         errors.ProblemError, ValueError, r"6 channels a group",
+    ),
+    "problems to prewarm": (
+        lambda d: prewarm(None, d),  # type: ignore[arg-type]
+        errors.DtypeError, TypeError, "prewarm takes problems or their texts, got None",
+    ),
+    "a problem's text": (
+        lambda d: ConvProblem.parse(3),  # type: ignore[arg-type]
+        errors.DtypeError, TypeError, "a problem's text must be a string, got an int",
     ),
     "groups": (
         lambda d: conv2d(X, W, groups=3, device=d),
@@ -138,11 +156,11 @@ CASES: dict[str, Case] = {
     ),
     "NaN": (
         lambda d: conv2d(X, W, stride=float("nan"), device=d),
-        errors.DtypeError, TypeError, "stride must be an integer, got nan",
+        errors.DtypeError, TypeError, "stride must be an integer or a pair of them, got nan",
     ),
     "fraction": (
         lambda d: conv2d(X, W, padding=1.5, device=d),
-        errors.DtypeError, TypeError, "padding must be an integer, got 1.5",
+        errors.DtypeError, TypeError, "padding must be an integer, a pair of them or .*, got 1.5",
     ),
     "huge": (
         lambda d: conv2d(X, W, padding=1 << 40, device=d),

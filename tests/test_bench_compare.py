@@ -246,7 +246,7 @@ def test_a_limit_below_one_is_refused(saved: Any) -> None:
     ("text", "expected"),
     [
         (None, "there is no result file"),
-        ("not json", "cannot be read as a result"),
+        ("not json", "since it is no JSON; --out writes one"),
         ("[]", "its format is 'list', expected 'wgpuconv-bench/"),
         ('{"format": "wgpuconv-bench/1"}', "its format is 'wgpuconv-bench/1', expected"),
     ],

@@ -63,6 +63,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shutil.copy(demo.PHOTOGRAPH, tmp_path / "photo.jpg")
     np.save(tmp_path / "x.npy", rng.uniform(-1, 1, (1, 4, 8, 9)).astype(np.float32))
     np.save(tmp_path / "w.npy", rng.uniform(-1, 1, (5, 4, 3, 3)).astype(np.float32))
+    np.save(tmp_path / "scalar.npy", np.float32(1))
+    np.save(tmp_path / "objects.npy", np.array([None]), allow_pickle=True)
+    (tmp_path / "text.npy").write_text("no array", encoding="utf-8")
+    (tmp_path / "zip.npy").write_bytes(b"PK\x03\x04 and no archive")
+    (tmp_path / "cut.npy").write_bytes((tmp_path / "x.npy").read_bytes()[:200])
     write_model(tmp_path / "model.onnx")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WGPUCONV_CACHE_DIR", str(tmp_path / "cache"))
@@ -131,6 +136,19 @@ def test_every_command_has_an_example_of_itself(command: str) -> None:
     found = examples(command)
     assert found
     assert all(words[: len(command.split())] == command.split() for words in found)
+
+
+@pytest.mark.parametrize("width", [80, 100])
+@pytest.mark.parametrize("command", ["", "cache", *COMMANDS])
+def test_help_fits_the_terminal_and_shows_what_options_take(
+    command: str, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    text = invoke(*command.split(), "--help").stdout
+    assert max(map(len, text.splitlines())) <= width
+    # An option takes a name of its form, or its choices, not the name of a type of Python's.
+    options = [line for line in text.splitlines() if re.match(r"\W+--\w", line)]
+    assert [line for line in options if re.search(r"<(str|int|int range|float|TEXT)>", line)] == []
 
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c not in ("demo", "tune", "bench")])
@@ -215,6 +233,21 @@ def test_lines_begin_after_a_while_and_name_each_thing_once(
     assert capsys.readouterr().err == "[1/3] a\n[2/3] b\n"
 
 
+@pytest.mark.parametrize("width", [60, 80])
+def test_of_a_long_line_of_progress_the_problem_is_cut(
+    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    terminal = Console(stderr=True, force_terminal=True, no_color=True, width=width)
+    monkeypatch.setattr(output, "err", terminal)
+    with output.Work(7) as work:
+        work.tell("[conv] " * 20, "roofline")
+        work._bar.refresh()
+    text = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", capsys.readouterr().err)
+    line = text.replace("\r", "\n").strip().splitlines()[-1]
+    assert re.match(r"0/7 0:00:0\d \[conv\] .*…: roofline", line.strip())
+    assert len(line) <= width
+
+
 @pytest.mark.parametrize(
     "arguments", ["tune {} {}", "bench {} {} --algorithms direct --peers none --json"]
 )
@@ -238,6 +271,26 @@ def test_a_long_command_says_on_a_pipe_where_it_is(
     words = arguments.format(shlex.quote(f"a: {TINY}"), shlex.quote(f"b: {TINY} bias"))
     lines = invoke(*shlex.split(words)).stderr.splitlines()
     assert [line for line in lines if line.startswith("[")] == ["[1/2] a", "[2/2] b"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("devices", "looking for devices ..."),
+        ("algorithms", "opening the best device ..."),
+        ("explain TINY -d wgpu", "opening the device wgpu ..."),
+        ("tune --onnx model.onnx --size 8 --batch 1", "reading model.onnx ..."),
+    ],
+)
+def test_a_command_says_at_once_on_a_terminal_what_it_does(
+    arguments: str, said: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = [TINY if word == "TINY" else word for word in arguments.split()]
+    assert said not in invoke(*words).stderr
+    terminal = Console(stderr=True, highlight=False, force_terminal=True, no_color=True, width=80)
+    monkeypatch.setattr(output, "err", terminal)
+    assert said in invoke(*words).stderr
+    assert said not in invoke(*words, "--json").stderr
 
 
 # ---- what the commands do ----
@@ -268,6 +321,21 @@ def test_run_convolves_arrays(folder: Path) -> None:
     expected = wgpuconv.conv2d(x, w, np.load("b.npy"), stride=(2, 1), padding=((1, 1), (0, 2)))
     np.testing.assert_array_equal(np.load("y.npy"), expected)
     assert json.loads(done.stdout)["shape"] == list(expected.shape)
+
+
+def test_run_says_that_a_result_is_no_number(folder: Path) -> None:
+    for bias in ("nan", "inf"):
+        done = invoke("run", "x.npy", "w.npy", "y.npy", "--bias", bias)
+        assert "of 210 values are NaN or infinite" in done.stderr
+    image = np.zeros((1, 1, 1, 3), np.float32)
+    image[0, 0, 0] = [2, 4, np.nan]
+    np.save("spoilt.npy", image)
+    np.save("one.npy", np.ones((1, 1, 1, 1), np.float32))
+    invoke("run", "spoilt.npy", "one.npy", "y.png", "--stretch")
+    assert read_image(folder / "y.png").ravel().tolist() == [0, 1, 0]
+    text = invoke("run", "x.npy", "w.npy", "y.npy", "--bias", "nan", "--json").stdout
+    found = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert (found["minimum"], found["maximum"]) == (None, None)
 
 
 def test_run_transposes(folder: Path) -> None:
@@ -364,6 +432,24 @@ def test_tune_says_first_that_a_software_driver_is_not_measured(
     assert "us" not in done.stdout.splitlines()[0].split()  # nothing was measured
 
 
+@pytest.mark.parametrize(
+    ("options", "mode"),
+    [("", "auto"), ("--tune auto", "auto"), ("--tune full", "full"), ("--full", "full")],
+)
+def test_tune_takes_full_in_both_forms(
+    options: str, mode: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def opened(spec: None, tune: Any, *, quiet: bool) -> None:
+        asked.append(tune.value)
+        raise DeviceLostError("enough")
+
+    monkeypatch.setattr(tune, "open_device", opened)
+    invoke("tune", TINY, *options.split(), status=1)
+    assert asked == [mode]
+
+
 def test_tune_shows_of_a_configuration_what_matters() -> None:
     config = {"tile_m": 32, "tm": 8, "tp": 8, "order": "snake", "last_barrier": True,
               "unroll": False, "splits": 1}  # fmt: skip
@@ -388,7 +474,7 @@ def test_an_empty_cache_is_not_exported(folder: Path) -> None:
     assert "nothing was measured yet; run 'wgpuconv tune'" in sentence("cache", "export", "t.json")
     assert not (folder / "t.json").exists()
     text = invoke("cache", "info").stdout
-    assert ": 0 problem(s), 0 B\n" in text
+    assert ": 0 problems, 0 B\n" in text
     assert "run 'wgpuconv tune'" in text
 
 
@@ -396,7 +482,7 @@ def test_what_is_known_is_not_imported_again(folder: Path) -> None:
     store_one()
     invoke("cache", "export", "tuning.json")
     assert "run 'wgpuconv tune'" not in invoke("cache", "info").stdout
-    assert "0 of 1 problem(s) were new or better, 1 already known" in (
+    assert "0 of 1 problem new or better, 1 already known" in (
         invoke("cache", "import", "tuning.json").stdout
     )
 
@@ -431,7 +517,7 @@ def test_devices_says_that_the_variable_names_none() -> None:
 def test_cache_clear_asks(folder: Path) -> None:
     done = CliRunner().invoke(app, ["cache", "clear"], input="n\n")
     assert done.exit_code == 1
-    assert "Forget 0 problem(s)" in done.output
+    assert "Forget 0 problems" in done.output
 
 
 def test_bench_writes_all_it_measured(folder: Path) -> None:
@@ -598,8 +684,8 @@ def test_what_the_demo_says_to_type_is_found_by_the_shell(
         ("explain 'conv3d f32'", "a problem begins with 'conv2d'"),
         ("bench resnet18", "the suites are burn"),
         ("tune nothing.txt", "the suites are burn"),
-        ("tune --onnx absent.onnx", "no model is named 'absent.onnx'"),
-        ("tune --onnx photo.jpg", "'photo.jpg' is not an ONNX model"),
+        ("tune --onnx absent.onnx", "there is no model 'absent.onnx'"),
+        ("tune --onnx photo.jpg", "'photo.jpg' is no ONNX model, as torch.onnx.export and"),
         ("tune --onnx model.onnx --batch 8", "give the size (--size 224,224)"),
         ("tune --onnx model.onnx --size 2x2", "as in 480,640, got '2x2'"),
         (f"tune '{TINY}' --size 9", "--size is for a model, given by --onnx"),
@@ -638,6 +724,22 @@ def test_what_the_demo_says_to_type_is_found_by_the_shell(
         ("run x.npy w.npy y.npy --bias abc", "--bias must be an .npy file or a number"),
         ("run x.npy w.npy y.npy --activation tan", "unknown activation 'tan'"),
         ("run x.npy w.npy y.npy --layout NCWH", "layout must be"),
+        ("run scalar.npy blur y.npy", "scalar.npy must hold an input of 4 dimensions (N, C, H, W)"),
+        ("run scalar.npy w.npy y.npy --layout nhwc", "4 dimensions (N, H, W, C), or 3 without"),
+        ("run x.npy scalar.npy y.npy", "4 dimensions (K, C/groups, R, S), got shape ()"),
+        ("run x.npy scalar.npy y.npy --transpose", "4 dimensions (C, K/groups, R, S), got shape ("),
+        ("run x.npy text.npy y.npy", "text.npy is no .npy file; an array of numbers is expected"),
+        ("run x.npy zip.npy y.npy", "zip.npy is no .npy file; an array of numbers is expected"),
+        ("run x.npy objects.npy y.npy", "objects.npy is an .npy file of Python objects, or"),
+        ("run cut.npy w.npy y.npy", "or the rest of it is missing; an array of numbers is exp"),
+        ("run x.npy w.npy y.npy --padding 1,2,3", "--padding takes a number, vertical,horizontal,"),
+        ("run x.npy w.npy y.npy --padding reflect", "'valid' or 'same', in pixels, got 'reflect'"),
+        ("run x.npy w.npy y.npy --padding ''", "--padding takes a number"),
+        ("run x.npy w.npy y.npy --padding=-1", "--padding takes a number"),
+        ("run x.npy w.npy y.npy --padding same --stride 2", "give the pixels of padding instead"),
+        ("run x.npy w.npy y.npy --transpose --padding same", "or top,bottom,left,right, in pixels"),
+        ("run x.npy w.npy y.npy --output-padding 1", "--output-padding is for --transpose"),
+        ("run x.npy w.npy y.npy --stretch", "--stretch is for an image, got the output 'y.npy'"),
         ("run x.npy w.npy absent/y.npy", "absent/y.npy: No such file or directory"),
         ("run photo.jpg w.npy y.png", "channels"),
         ("cache import photo.jpg", "is no tuning bundle"),
@@ -659,6 +761,10 @@ def test_an_error_is_one_sentence(arguments: str, expected: str, folder: Path) -
         "absent.npy w.npy y.npy",
         "photo.jpg bloom y.png",
         "x.npy w.npy absent/y.npy",
+        "x.npy scalar.npy y.npy",
+        "scalar.npy w.npy y.npy",
+        "x.npy w.npy y.npy --stretch",
+        "x.npy w.npy y.npy --output-padding 1",
         "x.npy w.npy y.npy --stride 1.5",
         "x.npy w.npy y.npy --padding reflect",
         "x.npy w.npy y.npy --dilation a",
@@ -669,7 +775,7 @@ def test_an_error_is_one_sentence(arguments: str, expected: str, folder: Path) -
 def test_run_opens_no_device_for_wrong_arguments(
     arguments: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run, "open_device", lambda *_: pytest.fail("a device was opened"))
+    monkeypatch.setattr(run, "open_device", lambda *_, **__: pytest.fail("a device was opened"))
     assert sentence("run", *arguments.split())
 
 
@@ -681,6 +787,7 @@ def test_run_opens_no_device_for_wrong_arguments(
         ["bench", "--json", "report", "x.json"],
         ["tune"],
         ["explain", TINY, "--tune", "maybe"],
+        ["tune", TINY, "--tune", "off"],
         ["run", "x.npy"],
     ],
 )

@@ -13,7 +13,7 @@ from wgpuconv.bench.result import ProblemResult, Side
 from wgpuconv.demo import PANELS, PHOTOGRAPH, Panel, draw_sheet, filter_photograph, problems, why
 from wgpuconv.errors import MissingExtraError, ProblemError
 from wgpuconv.filters import FILTERS, bilinear, depthwise, kernel
-from wgpuconv.images import read_image, write_image
+from wgpuconv.images import pillow, read_image, write_image
 
 pytest.importorskip("PIL")
 
@@ -139,6 +139,20 @@ def test_an_image_comes_back_as_it_was_written(channels: int, tmp_path: Path) ->
     values = rng.integers(0, 256, (channels, 5, 4)).astype(np.float32) / np.float32(255)
     write_image(tmp_path / "x.png", values)
     np.testing.assert_array_equal(read_image(tmp_path / "x.png"), values)
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "white"),
+    [
+        ("deep.png", np.array([[0, 257, 65535]], np.uint16), 65535),
+        ("float.tif", np.array([[0.0, 0.25, 1.0]], np.float32), 1),
+    ],
+)
+def test_a_deep_image_is_not_cut_to_bytes(
+    name: str, values: np.ndarray, white: float, tmp_path: Path
+) -> None:
+    pillow().fromarray(values).save(tmp_path / name)
+    np.testing.assert_allclose(read_image(tmp_path / name), [values / white], rtol=1e-6)
 
 
 def test_what_an_image_cannot_show_is_clipped(tmp_path: Path) -> None:

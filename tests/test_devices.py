@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import builtins
+import copy
 import importlib
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -255,6 +257,14 @@ def plugins(monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(importlib.metadata, "entry_points", entry_points)
 
     return install
+
+
+def test_what_lives_on_a_device_is_not_pickled(device: Device) -> None:
+    weight = np.zeros((2, 1, 1, 1), np.float32)
+    for each in (device, wgpuconv.tensor(weight, device), wgpuconv.Conv2d(weight, device=device)):
+        for copied in (pickle.dumps, copy.deepcopy):
+            with pytest.raises(DeviceError, match="neither copied nor pickled; in another proc"):
+                copied(each)
 
 
 def test_the_entry_point_call_is_real() -> None:

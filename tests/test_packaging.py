@@ -187,3 +187,13 @@ def test_dev_has_what_image_has() -> None:
     # `make demo` after `make test` installs nothing, because of this.
     extras = PYPROJECT["project"]["optional-dependencies"]
     assert set(extras["image"]) <= set(extras["dev"])
+
+
+def test_the_readme_names_every_extra() -> None:
+    (listed,) = [
+        text
+        for text in (ROOT / "README.md").read_text(encoding="utf-8").split("\n\n")
+        if text.startswith("The extras are ")
+    ]
+    extras = PYPROJECT["project"]["optional-dependencies"]
+    assert [name for name in extras if f"`{name}` (" not in listed] == []

@@ -153,9 +153,17 @@ def test_bad_texts(text: str, says: str) -> None:
         (lambda: conv(stride=(1, -2)), ProblemError, "stride must be positive, got -2"),
         (lambda: conv(stride=(1, 2, 3)), ProblemError, "integer or a pair of them"),
         (lambda: conv(stride=()), ProblemError, "integer or a pair of them"),
-        (lambda: conv(stride=1.5), DtypeError, r"stride must be an integer, got 1.5 \(float\)"),
+        (
+            lambda: conv(stride=1.5),
+            DtypeError,
+            r"stride must be an integer or a pair of them, got 1.5 \(float\)",
+        ),
         (lambda: conv(stride=2.0), DtypeError, "stride must be an integer"),
-        (lambda: conv(stride=float("nan")), DtypeError, "stride must be an integer, got nan"),
+        (
+            lambda: conv(stride=float("nan")),
+            DtypeError,
+            "stride must be an integer or a pair of them, got nan",
+        ),
         (lambda: conv(stride="1"), DtypeError, "stride must be an integer"),
         (lambda: conv(stride=True), DtypeError, r"got True \(bool\)"),
         (lambda: conv(stride=np.True_), DtypeError, "stride must be an integer"),
@@ -170,10 +178,14 @@ def test_bad_texts(text: str, says: str) -> None:
         (lambda: conv(padding=((1, 2), (3,))), ProblemError, r"\(\(top, bottom\), \(left"),
         (lambda: conv(padding=((1, 2), "ab")), ProblemError, r"\(\(top, bottom\), \(left"),
         (lambda: conv(padding=(1, (2, 3))), DtypeError, "padding must be an integer"),
-        (lambda: conv(padding=(1, 2, 3, 4)), ProblemError, "padding must be an integer or a pair"),
+        (lambda: conv(padding=(1, 2, 3, 4)), ProblemError, r": \(\(1, 2\), \(3, 4\)\) instead of"),
         (lambda: conv(padding=1.0), DtypeError, "padding must be an integer"),
         (lambda: conv(padding="SAME"), ProblemError, "'valid', 'same', an integer"),
-        (lambda: conv(padding="same", stride=2), ProblemError, r"stride 1 only, got .*explicit"),
+        (
+            lambda: conv(padding="same", stride=2),
+            ProblemError,
+            r"stride 1 only, got .*give the pixels of padding",
+        ),
         (lambda: transpose(padding="same"), ProblemError, "padding must be an integer, a pair"),
         (lambda: conv((1, 4, 2, 8)), ProblemError, "spans 3 pixels along the height .*only 2"),
         (lambda: conv((1, 4, 9, 5), dilation=3), ProblemError, "spans 7 .* width .* only 5"),
@@ -184,7 +196,7 @@ def test_bad_texts(text: str, says: str) -> None:
         (lambda: conv(padding=2**30), ProblemError, "below 2|elements"),
         (lambda: transpose(stride=2**30), ProblemError, "below 2|elements"),
         (lambda: conv((2**20, 4, 2**15, 2**15)), ProblemError, "more than any device holds"),
-        (lambda: conv(layout="nchw"), ProblemError, "'NCHW' or 'NHWC', got 'nchw'"),
+        (lambda: conv(layout="nchW"), ProblemError, "'NCHW' or 'NHWC', got 'nchW'"),
         (lambda: conv(dtype="f64"), DtypeError, "'f32', 'f16' or 'bf16', got 'f64'"),
         (lambda: conv(activation="mish"), ProblemError, "unknown activation 'mish'; known are"),
         (lambda: conv(activation=3), DtypeError, "None, a name or a tuple"),
@@ -214,6 +226,16 @@ def test_integers_and_pairs_of_many_kinds(value: Any) -> None:
     assert conv(stride=value).stride == (2, 2)
     assert conv(padding=value).padding == (2, 2, 2, 2)
     assert all(type(v) is int for v in conv(stride=value).stride)
+
+
+def test_layouts_in_lower_case() -> None:
+    assert conv(layout="nchw") == conv()
+    shapes = (2, 9, 8, 4), (6, 4, 3, 3)
+    lower, upper = (
+        ConvProblem.from_call("conv2d", *shapes, layout=layout) for layout in ("nhwc", "NHWC")
+    )
+    assert lower == upper
+    assert lower.c == 4
 
 
 def test_arrays_as_pairs() -> None:

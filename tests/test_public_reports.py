@@ -241,7 +241,7 @@ def test_dispatches_do_not_grow_with_groups(device: Device, case: dict[str, Any]
 @reports("r18")
 def test_same_padding_with_a_stride_is_refused(device: Device, case: dict[str, Any]) -> None:
     x, w = (np.ones(case[name], np.float32) for name in ("x", "w"))
-    with pytest.raises(ProblemError, match="pass explicit padding"):
+    with pytest.raises(ProblemError, match="give the pixels of padding instead"):
         call(case, x, w, device=device)
 
 

@@ -501,18 +501,25 @@ def test_an_entry_survives_json() -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"backend": None}, "'backend' must be a str, got None"),
+        ({"backend": None}, "'backend' must be a string, got None"),
         ({"problem": "conv9d"}, "begins with 'conv2d'"),
         ({"problem": sized(0)}, "has no images"),
-        ({"trials": "none"}, "'trials' must be a list"),
+        ({"trials": "none"}, "'trials' must be an array, got 'none'"),
         ({"trials": [1]}, "a trial must be an object"),
         ({"config": {"a": None}}, "'config' must hold"),
-        ({"mode": 1}, "'mode' must be a str"),
+        ({"mode": 1}, "'mode' must be a string, got 1"),
     ],
 )
 def test_what_is_no_entry_is_refused_with_a_reason(change: dict[str, object], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         entry_of(entry().to_json() | change)
+
+
+def test_what_an_entry_lacks_is_named() -> None:
+    data = entry().to_json()
+    del data["driver"]
+    with pytest.raises(ValueError, match="'driver' is missing"):
+        entry_of(data)
 
 
 def test_speeds_survive_json() -> None:
@@ -523,11 +530,11 @@ def test_speeds_survive_json() -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"driver": 1}, "'driver' must be a str, got 1"),
+        ({"driver": 1}, "'driver' must be a string, got 1"),
         ({"bandwidth": 0}, "'bandwidth' must be a rate a second or null, got 0"),
         ({"fma_rate": float("inf")}, "'fma_rate' must be a rate a second or null, got inf"),
         ({"fma_rate": True}, "'fma_rate' must be a rate"),
-        ({"date": None}, "'date' must be a str"),
+        ({"date": None}, "'date' must be a string, got None"),
     ],
 )
 def test_what_are_no_speeds_is_refused_with_a_reason(

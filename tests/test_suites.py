@@ -229,7 +229,7 @@ def test_a_file_of_that_form_is_a_suite(tmp_path: Path) -> None:
     mine.write_text(f"a: {TEXT}\n", encoding="utf-8")
     assert [entry.name for entry in load_suite(str(mine))] == ["a"]
     mine.write_bytes(b"\xff\xfe\xfa")
-    with pytest.raises(ProblemError, match="cannot be read as a list of problems"):
+    with pytest.raises(ProblemError, match="is no list of problems, a text with one a line"):
         load_suite(str(mine))
 
 

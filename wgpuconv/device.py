@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from .algorithms import Algorithm, find
 from .backends.base import Compiled, Identity
@@ -22,6 +21,7 @@ from .errors import (
     UnknownAlgorithmError,
     UnsupportedFeatureError,
     WgpuConvError,
+    counted,
 )
 from .explain import Explanation, basis, explanation
 from .facts import Facts, Limits
@@ -31,6 +31,9 @@ from .problem import ConvProblem
 from .tuning.session import Progress
 from .tuning.store import Store, default_path
 from .tuning.tuner import Choice, Tuner
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 ENV_DEVICE = "WGPUCONV_DEVICE"
 PLUGIN_GROUP = "wgpuconv.backends"
@@ -164,6 +167,12 @@ class Device:
 
     def __repr__(self) -> str:
         return f"Device({self.backend.identity})"
+
+    def __reduce__(self) -> NoReturn:
+        raise DeviceError(
+            "a Device, and a Tensor or module on one, can be neither copied nor pickled; in "
+            "another process, open a Device and make it there"
+        )
 
     @property
     def name(self) -> str:
@@ -377,7 +386,7 @@ def devices() -> list[DeviceInfo]:
             found.append(DeviceInfo(name, "", name, "", "", problem=_nothing_found()))
         found += [_info(name, adapter, f"{name}:{i}") for i, adapter in enumerate(adapters)]
         found += [_info(name, a, "", reason) for a, reason in provider(name).left_out()]
-    for entry in importlib.metadata.entry_points(group=PLUGIN_GROUP):
+    for entry in _plugins():
         try:
             found += entry.load().devices()
         except Exception as error:  # a plugin must not take the others along
@@ -411,15 +420,17 @@ def _open(spec: str | None, trusted: bool, limits: Limits | None) -> Any:
         spec = os.environ.get(ENV_DEVICE) or None
         origin = f" (from the environment variable {ENV_DEVICE})" if spec else ""
     name, colon, number = (spec or "").partition(":")
-    for entry in importlib.metadata.entry_points(group=PLUGIN_GROUP, name=name):
-        return _open_plugin(entry, spec)
+    for entry in _plugins():
+        if entry.name == name:
+            return _open_plugin(entry, spec)
     if name in PROVIDERS:
         source = provider(name)
         adapters = source.adapters()
         if colon:
             if not number.isdigit() or int(number) >= len(adapters):
                 raise NoAdapterError(
-                    f"no device {spec!r}{origin}: {name} has {len(adapters)} adapter(s), "
+                    f"no device {spec!r}{origin}: {name} has "
+                    f"{counted(len(adapters), 'adapter')}, "
                     "numbered from 0; see wgpuconv.devices()"
                 )
             return _backend(source, adapters[int(number)], trusted, limits)
@@ -446,7 +457,13 @@ def _open(spec: str | None, trusted: bool, limits: Limits | None) -> Any:
 
 def plugins() -> list[str]:
     """The names of devices that other packages, or our own extras, bring along."""
-    return [repr(entry.name) for entry in importlib.metadata.entry_points(group=PLUGIN_GROUP)]
+    return [repr(entry.name) for entry in _plugins()]
+
+
+def _plugins() -> Iterable[EntryPoint]:
+    import importlib.metadata  # a tenth of the package's import, for what is needed once
+
+    return importlib.metadata.entry_points(group=PLUGIN_GROUP)
 
 
 def _is_named(adapter: Any, spec: str) -> bool:
@@ -455,7 +472,7 @@ def _is_named(adapter: Any, spec: str) -> bool:
     return wanted in adapter.info["device"].lower() or wanted == adapter_name(adapter.info).lower()
 
 
-def _open_plugin(entry: importlib.metadata.EntryPoint, spec: str | None) -> Any:
+def _open_plugin(entry: EntryPoint, spec: str | None) -> Any:
     try:
         return entry.load().open(spec)
     except WgpuConvError:

@@ -26,6 +26,11 @@ class EncodablePlan:
         self.device = device
         self._compiled = compiled
 
+    def __repr__(self) -> str:
+        return (
+            f"EncodablePlan({str(self.problem)!r}, {self.plan.label}, device={self.device.name!r})"
+        )
+
     @property
     def problem(self) -> ConvProblem:
         return self.plan.problem

@@ -124,3 +124,9 @@ def described(value: Any) -> str:
         return "None"
     kind = kind_of(value)
     return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
+
+
+def counted(number: int, noun: str) -> str:
+    """``1 channel``, ``2 channels``, ``2 passes``."""
+    plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"
+    return f"{number} {noun if number == 1 else plural}"

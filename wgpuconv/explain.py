@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from .errors import AlgorithmRefusedError
+from .errors import AlgorithmRefusedError, counted
 from .facts import Facts
 from .plan import Config, Plan
 from .planner import Candidate, Survey
@@ -86,6 +86,18 @@ class Explanation:
     basis: Basis
     """What the costs were guessed from."""
     notes: tuple[str, ...] = field(default=())
+
+    def __repr__(self) -> str:
+        return (
+            f"Explanation({self.problem!r}, device={self.device!r}, chosen {self.choice.label}, "
+            f"{counted(len(self.rows), 'candidate')}; print() shows all)"
+        )
+
+    def __str__(self) -> str:
+        """What ``wgpuconv explain`` prints, as wide as the terminal."""
+        from .cli.explain import text  # imports typer and rich
+
+        return text(self)
 
     def to_json(self) -> dict[str, Any]:
         """As dicts and lists that ``json.dumps`` takes."""

@@ -11,6 +11,8 @@ from .errors import MissingExtraError, ProblemError
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff")
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+_WHITE = {"I": 65535.0, "F": 1.0}
+"""What pillow's modes of one deep channel hold where it is white; a conversion would clip it."""
 
 
 def pillow() -> Any:
@@ -31,11 +33,12 @@ def is_image(path: Path) -> bool:
 
 
 def read_image(path: Path) -> np.ndarray:
-    """An image with 1, 3 or 4 channels as it has; palettes and others become RGB."""
+    """An image with 1, 3 or 4 channels as it has, of 8 or 16 bits or float; others become RGB."""
     image_module = pillow()
     try:
         with image_module.open(path) as image:
-            if image.mode not in _MODES.values():
+            white = _WHITE.get(image.mode.partition(";")[0], 255.0)
+            if white == 255 and image.mode not in _MODES.values():
                 image = image.convert("RGB")
             pixels = np.asarray(image, np.float32)
     except FileNotFoundError:
@@ -43,7 +46,7 @@ def read_image(path: Path) -> np.ndarray:
     except (OSError, SyntaxError, ValueError) as error:  # pillow raises these for broken files
         raise ProblemError(f"{path} cannot be read as an image: {error}") from error
     pixels = pixels.reshape(*pixels.shape[:2], -1)
-    values: np.ndarray = np.ascontiguousarray(pixels.transpose(2, 0, 1)) / np.float32(255)
+    values: np.ndarray = np.ascontiguousarray(pixels.transpose(2, 0, 1)) / np.float32(white)
     return values
 
 

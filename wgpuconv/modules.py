@@ -11,13 +11,19 @@ from .device import Device
 from .dtypes import dtype_name
 from .errors import DtypeError
 from .ops import Parameters, common_dtype, problem_of, run
-from .problem import ConvProblem, Op
+from .problem import ConvProblem, Op, as_layout
 from .tensor import Tensor, as_device, common_device, tensor
 
 PREPARED = 8
 """Input shapes for which prepared weights are kept at a time."""
 LARGE = 1 << 14
 """Height and width of an input that any sensible kernel fits into."""
+_USUAL = {
+    **Parameters(1, 0, 1, 0, 1, "NCHW", None, "default")._asdict(),
+    "algorithm": "auto",
+    "workspace_limit": None,
+}
+"""The defaults of both modules."""
 
 
 class _Module:
@@ -54,11 +60,22 @@ class _Module:
         self.device = common_device(on, weight=weight, bias=bias)
         self.weight = weight if isinstance(weight, Tensor) else tensor(weight, self.device)
         self.bias = bias if bias is None or isinstance(bias, Tensor) else tensor(bias, self.device)
-        self._parameters = parameters
+        self._parameters = parameters._replace(layout=as_layout(parameters.layout))
         self._algorithm = algorithm
         self._limit = workspace_limit
         self._check_parameters()
         self._ready: OrderedDict[tuple[Any, ...], tuple[Any, Tensor | None]] = OrderedDict()
+
+    def __repr__(self) -> str:
+        """The weight by its shape, and what was asked for beyond the defaults."""
+        words = [f"weight {self.weight.shape} {self.weight.dtype}"]
+        if self.bias is not None:
+            words.append(f"bias {self.bias.shape}")
+        given = {**self._parameters._asdict(), "algorithm": self._algorithm,
+                 "workspace_limit": self._limit}  # fmt: skip
+        # As they are written, since an array has no single answer to whether it is equal.
+        words += [f"{name}={v!r}" for name, v in given.items() if repr(v) != repr(_USUAL[name])]
+        return f"{type(self).__name__}({', '.join(words)}, device={self.device.name!r})"
 
     def _check_parameters(self) -> None:
         """Raises at once what would be wrong with every input, by trying a large one."""

@@ -106,7 +106,7 @@ def _loaded(onnx: Any, path: Path) -> Any:
     try:
         data = path.read_bytes()
     except FileNotFoundError:
-        raise ProblemError(f"no model is named '{path}'") from None
+        raise ProblemError(f"there is no model '{path}'") from None
     except OSError as error:
         raise ProblemError(f"'{path}' cannot be read: {error.strerror}") from error
     try:
@@ -114,7 +114,9 @@ def _loaded(onnx: Any, path: Path) -> Any:
     except DecodeError:
         model = onnx.ModelProto()
     if not model.graph.node or not model.opset_import:
-        raise ProblemError(f"'{path}' is not an ONNX model")
+        raise ProblemError(
+            f"'{path}' is no ONNX model, as torch.onnx.export and other exporters write them"
+        )
     for tensor in model.graph.initializer:
         # Inference copies the model several times, and reads the values of shapes alone.
         if math.prod(tensor.dims) > 4096:

@@ -12,7 +12,7 @@ from .device import Device, plugins
 from .dtypes import dtype_name, numpy_dtype, numpy_name
 from .errors import DtypeError, ProblemError, described
 from .plan import READ
-from .problem import ConvProblem, Op
+from .problem import ConvProblem, Op, as_layout
 from .tensor import Tensor, as_device, checked_dtype, common_device, tensor
 
 Array = np.ndarray | Tensor
@@ -159,6 +159,7 @@ def problem_of(
         dtype=dtype,
         bias_shape=bias_shape,
         residual=residual_shape is not None,
+        unbatched=unbatched,
         **parameters._asdict(),
     )
     out_shape = problem.out_shape[1:] if unbatched else problem.out_shape
@@ -186,7 +187,7 @@ def _convolve(
             four = [shapes.get(role) for role in READ]
             return _compiled(host, op, four, dtype, parameters, choice, channels_last=last), None
 
-        return foreign.convolve(host, given, parameters.layout, plan)
+        return foreign.convolve(host, given, as_layout(parameters.layout), plan)
     dtype = common_dtype(on, input=x, weight=weight, bias=bias, residual=residual)
     on = common_device(on, input=x, weight=weight, bias=bias, residual=residual, out=out)
     added = (getattr(bias, "shape", None), getattr(residual, "shape", None))

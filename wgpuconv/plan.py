@@ -7,11 +7,11 @@ the buffer regions bound to it, and its grid. Algorithms write plans, backends r
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from .bilinear import Bilinear
-from .errors import AlgorithmRefusedError
+from .errors import AlgorithmRefusedError, counted
 from .facts import Limits
 from .problem import ConvProblem
 
@@ -107,8 +107,16 @@ class Plan:
     workspace: int = 0
     prepared: int = 0
     staged: tuple[tuple[Role, int], ...] = ()
-    tables: bytes = field(default=b"", repr=False)
+    tables: bytes = b""
     bilinear: tuple[Bilinear, Bilinear] | None = None
+
+    def __repr__(self) -> str:
+        """In a line; the passes of a large tensor's parts would fill a screen."""
+        return (
+            f"Plan({str(self.problem)!r}, {self.label}, {counted(len(self.prepare), 'pass')} to "
+            f"prepare the weight, {counted(len(self.passes), 'pass')} a run, "
+            f"{counted(self.scratch, 'byte')} of scratch memory)"
+        )
 
     @property
     def label(self) -> str:

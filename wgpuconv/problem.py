@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
-from .errors import DtypeError, ProblemError
+from .errors import DtypeError, ProblemError, counted, described
 
 Op = Literal["conv2d", "conv_transpose2d"]
 Pair = tuple[int, int]
@@ -242,6 +242,7 @@ class ConvProblem:
         dtype: str = "f32",
         bias_shape: Sequence[int] | None = None,
         residual: bool = False,
+        unbatched: bool = False,
         stride: Any = 1,
         padding: Any = 0,
         dilation: Any = 1,
@@ -251,9 +252,11 @@ class ConvProblem:
         activation: Any = None,
         precision: str = "default",
     ) -> ConvProblem:
-        """The problem of a batched (4-D) call with PyTorch's arguments, or one clear error."""
-        if layout not in LAYOUTS:
-            raise ProblemError(f"layout must be 'NCHW' or 'NHWC', got {layout!r}")
+        """The problem of a batched (4-D) call with PyTorch's arguments, or one clear error.
+
+        ``unbatched`` says that the caller's input has 3 dimensions, for the error that may follow.
+        """
+        layout = as_layout(layout)
         if dtype not in DTYPES:
             raise DtypeError(f"dtype must be 'f32', 'f16' or 'bf16', got {dtype!r}")
         if precision not in PRECISIONS:
@@ -282,22 +285,28 @@ class ConvProblem:
         if min(w0, w1, r, s) < 1:
             raise ProblemError(f"the weight must not be empty, got shape {weight_shape}")
         if c % groups:
-            raise ProblemError(f"groups must divide the {c} input channels, got groups={groups}")
+            raise ProblemError(
+                f"groups must divide the {counted(c, 'input channel')}, got groups={groups}"
+            )
+        hint = f" (3 dimensions are read as ({', '.join(layout[1:])}))" if unbatched else ""
         if transposed:
             if w0 != c:
                 raise ProblemError(
-                    f"the weight {names} must have {c} input channels as the input has, "
-                    f"got shape {weight_shape}"
+                    f"the weight {names} must have {counted(c, 'input channel')} as the input has, "
+                    f"got shape {weight_shape}{hint}"
                 )
             k = w1 * groups
         else:
             k = w0
             if k % groups:
-                raise ProblemError(f"groups must divide the {k} filters, got groups={groups}")
+                raise ProblemError(
+                    f"groups must divide the {counted(k, 'filter')}, got groups={groups}"
+                )
             if w1 != c // groups:
                 raise ProblemError(
-                    f"an input of {c} channels in {groups} group(s) needs a weight {names} with "
-                    f"{c // groups} channels a group, got shape {tuple(weight_shape)}"
+                    f"an input of {counted(c, 'channel')} in {counted(groups, 'group')} needs a "
+                    f"weight {names} with {counted(c // groups, 'channel')} a group, got shape "
+                    f"{tuple(weight_shape)}{hint}"
                 )
         if bias_shape is not None and tuple(bias_shape) != (k,):
             raise ProblemError(
@@ -369,6 +378,9 @@ class ConvProblem:
 
     # ---- text ----
 
+    def __repr__(self) -> str:
+        return f"ConvProblem.parse({str(self)!r})"
+
     def __str__(self) -> str:
         top, bottom, left, right = self.padding
         if (top, left) == (bottom, right):
@@ -399,7 +411,12 @@ class ConvProblem:
 
     @classmethod
     def parse(cls, text: str) -> ConvProblem:
-        """The problem that a text describes; the order of the words after the op is free."""
+        """The problem that a text describes; the order of the words after the op is free.
+
+        Raises ProblemError where the text describes none, DtypeError where it is no text.
+        """
+        if not isinstance(text, str):
+            raise DtypeError(f"a problem's text must be a string, got {described(text)}")
         words = text.split()
         if not words or words[0] not in ("conv2d", "conv_transpose2d"):
             raise ProblemError(
@@ -516,6 +533,14 @@ def _near(word: str) -> str:
     return "".join(difflib.get_close_matches(lower, _WORDS, 1))
 
 
+def as_layout(layout: Any) -> str:
+    """'NCHW' or 'NHWC', of that or, as a problem's text has it, its lower case."""
+    for known in LAYOUTS:
+        if isinstance(layout, str) and layout in (known, known.lower()):
+            return known
+    raise ProblemError(f"layout must be 'NCHW' or 'NHWC', got {layout!r}")
+
+
 def _text(pair: Pair) -> str:
     return str(pair[0]) if pair[0] == pair[1] else f"{pair[0]},{pair[1]}"
 
@@ -536,15 +561,14 @@ def _is_sequence(value: Any) -> bool:
     )
 
 
-def _integer(name: str, value: Any, *, least: int) -> int:
+def _integer(name: str, value: Any, *, least: int, form: str = "an integer") -> int:
+    """``form`` is what else the value may have been, for the message."""
     try:
         if isinstance(value, bool):  # PyTorch refuses it too
             raise TypeError
         number = operator.index(value)
     except TypeError:
-        raise DtypeError(
-            f"{name} must be an integer, got {value!r} ({type(value).__name__})"
-        ) from None
+        raise DtypeError(f"{name} must be {form}, got {value!r} ({type(value).__name__})") from None
     if number < least:
         bound = "positive" if least == 1 else "zero or positive"
         raise ProblemError(f"{name} must be {bound}, got {value!r}")
@@ -555,12 +579,14 @@ def _integer(name: str, value: Any, *, least: int) -> int:
 
 def _pair(name: str, value: Any, *, least: int) -> Pair:
     """An integer, or a sequence of one or two of them, as (vertical, horizontal)."""
+    form = "an integer or a pair of them"
+    if name == "padding":
+        form = "an integer, a pair of them or ((top, bottom), (left, right))"
     if not _is_sequence(value):
-        number = _integer(name, value, least=least)
+        number = _integer(name, value, least=least, form=form)
         return (number, number)
     if len(value) not in (1, 2):
-        more = " or ((top, bottom), (left, right))" if name == "padding" else ""
-        raise ProblemError(f"{name} must be an integer or a pair of them{more}, got {value!r}")
+        raise ProblemError(f"{name} must be {form}, got {value!r}")
     first, last = value[0], value[-1]
     return (_integer(name, first, least=least), _integer(name, last, least=least))
 
@@ -578,7 +604,7 @@ def _padding(value: Any, op: Op, stride: Pair, dilation: Pair, taps: Pair) -> Pa
         if stride != (1, 1):
             raise ProblemError(
                 f"padding='same' is defined for stride 1 only, got stride {stride}; "
-                "pass explicit padding ((top, bottom), (left, right)) instead"
+                "give the pixels of padding instead"
             )
         # PyTorch's rule: an odd total puts the extra pixel behind.
         total = [d * (t - 1) for d, t in zip(dilation, taps, strict=True)]
@@ -590,5 +616,11 @@ def _padding(value: Any, op: Op, stride: Pair, dilation: Pair, taps: Pair) -> Pa
             )
         top, bottom, left, right = (_integer("padding", v, least=0) for side in value for v in side)
         return (top, bottom, left, right)
+    if _is_sequence(value) and len(value) == 4:
+        a, b, c, d = value
+        raise ProblemError(
+            "padding of four numbers is written ((top, bottom), (left, right)): "
+            f"(({a}, {b}), ({c}, {d})) instead of {value!r}"
+        )
     vertical, horizontal = _pair("padding", value, least=0)
     return (vertical, vertical, horizontal, horizontal)

@@ -60,8 +60,10 @@ def load_suite(name: str) -> list[Entry]:
         raise ProblemError(f"{name} is a model, not a list of problems; give it as --onnx {name}")
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ProblemError(f"{name} cannot be read as a list of problems: {error}") from error
+    except OSError as error:
+        raise ProblemError(f"{name} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ProblemError(f"{name} is no list of problems, a text with one a line") from error
     return parse_suite(text, name)
 
 
@@ -84,7 +86,7 @@ def parse_entry(line: str) -> Entry:
     """One line of a suite, without its comment."""
     match = _LINE.fullmatch(line)
     if match is None:
-        raise ProblemError(f"cannot read {line!r} as a problem")
+        raise ProblemError(f"a problem's text is expected, got {line!r}; {IN_QUOTES}")
     count = int(match["count"] or 1)
     if count < 1:
         raise ProblemError(f"a count must be at least 1, got x{count}")

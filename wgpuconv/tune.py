@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 
 from .device import Device, default_device
-from .errors import DtypeError
+from .errors import DtypeError, described
 from .explain import Explanation
 from .problem import ConvProblem
 from .tensor import as_device
@@ -50,6 +50,8 @@ def prewarm(
     on = as_device(device) or default_device()
     if isinstance(problems, str | ConvProblem):
         problems = [problems]
+    if not isinstance(problems, Iterable):
+        raise DtypeError(f"prewarm takes problems or their texts, got {described(problems)}")
     for problem in [_problem(p) for p in problems]:
         on.prewarm(problem, algorithm=algorithm, workspace_limit=workspace_limit)
 
@@ -76,7 +78,7 @@ def _problem(problem: ConvProblem | str) -> ConvProblem:
         return problem
     if isinstance(problem, str):
         return ConvProblem.parse(problem)
-    raise DtypeError(f"a problem must be a ConvProblem or its text, got {type(problem).__name__}")
+    raise DtypeError(f"a problem must be a ConvProblem or its text, got {described(problem)}")
 
 
 def _store(of: Device | Store | str | None) -> Store:

@@ -179,8 +179,12 @@ def load(path: Path) -> Run:
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise BenchError(f"there is no result file {path}") from error
-    except (OSError, ValueError) as error:
-        raise BenchError(f"{path} cannot be read as a result of wgpuconv bench: {error}") from error
+    except OSError as error:
+        raise BenchError(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise BenchError(
+            f"{path} is not a result of wgpuconv bench, since it is no JSON; --out writes one"
+        ) from error
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         form = found.get("format") if isinstance(found, dict) else type(found).__name__
         raise BenchError(

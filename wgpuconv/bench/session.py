@@ -53,7 +53,7 @@ class Session:
         self._stack = ExitStack()
         self.warnings: list[str] = []
         self.results: list[ProblemResult] = []
-        self._measures = measures
+        self.measures = measures
         self._commit, self._machine = _commit(), machine()
         self._gpu: str | None = None
         names = [each.name for each in devices]
@@ -135,7 +135,7 @@ class Session:
         for result in runner.run(
             entries,
             self.participants,
-            measures=self._measures,
+            measures=self.measures,
             rules=self.rules,
             tell=tell,
             spun_up=self._see_clock,

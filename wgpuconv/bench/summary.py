@@ -69,18 +69,13 @@ def fastest(sides: Sequence[Side]) -> Side | None:
 
 
 def leaders(result: ProblemResult) -> tuple[Side, ...]:
-    """The fastest side without loss of precision, and those that cannot be told from it."""
+    """The fastest side without loss of precision, and those that cannot be told from it, with
+    all that are faster than the slowest of these."""
     dtype = dtype_of(result)
-    precise = [side for side in result.sides if lossless(side, dtype)]
-    first = fastest(precise)
-    if first is None:
-        return ()
-    ties = [
-        side
-        for side in precise
-        if side is not first and fastest([side]) and not told_apart(first, side)
-    ]
-    return (first, *ties)
+    fair = [side for side in result.sides if lossless(side, dtype) and fastest([side])]
+    fair.sort(key=lambda side: side.seconds or math.inf)
+    last = max((n for n, side in enumerate(fair) if not told_apart(fair[0], side)), default=-1)
+    return tuple(fair[: last + 1])
 
 
 def baseline_of(run: Run, result: ProblemResult) -> Side | None:

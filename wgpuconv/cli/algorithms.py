@@ -10,7 +10,7 @@ EXAMPLES = ("wgpuconv algorithms",)
 
 def command(device: DeviceOption = None, as_json: JsonOption = False) -> None:
     """List the algorithms, what each computes and how."""
-    found = open_device(device).algorithms
+    found = open_device(device, quiet=as_json).algorithms
     if as_json:
         emit_json(
             [{"name": a.name, "operations": list(a.ops), "summary": a.summary} for a in found]

@@ -45,6 +45,7 @@ from .output import (
 from .output import size as size_text
 from .problems import (
     BatchOption,
+    LayoutOption,
     LimitOption,
     OnnxOption,
     ProblemsArgument,
@@ -139,12 +140,18 @@ def command(
     size: SizeOption = None,
     dtype: Annotated[
         str | None,
-        typer.Option(help="f32, f16, bf16, tf32, or several as f32,f16, instead of the suite's."),
+        typer.Option(
+            metavar="f32|f16|bf16|tf32",
+            help="Or several, with commas between; instead of the suite's.",
+        ),
     ] = None,
-    layout: Annotated[str | None, typer.Option(help="nchw or nhwc.")] = None,
+    layout: LayoutOption = None,
     limit: LimitOption = None,
     rounds: Annotated[
-        int | None, typer.Option(min=1, help="Samples of each side; 7, or 3 on a software driver.")
+        int | None,
+        typer.Option(
+            min=1, metavar="N", help="Samples of each side; 7, or 3 on a software driver."
+        ),
     ] = None,
     measure: Annotated[
         str | None,
@@ -168,14 +175,23 @@ def command(
     is relative to the largest output, 'roof' the share of the most that the
     device could do by a direct method in f32.
     """
-    found = chosen(problems, onnx, batch=batch, size=size, dtype=None, layout=layout, limit=limit)
+    found = chosen(
+        problems,
+        onnx,
+        batch=batch,
+        size=size,
+        dtype=None,
+        layout=layout,
+        limit=limit,
+        quiet=as_json,
+    )
     entries = [varied(entry, dtype=each) for each in _words(dtype) or (None,) for entry in found]
     measures = _words(measure) or USUAL_MEASURES
     asked = peer_names() if peers in (None, "all") else [] if peers == "none" else _words(peers)
     check_folder(out_file)
     specs: Sequence[str | None] = devices or [None]
     ours = [
-        OurDevice(open_device(spec, tune), spec=spec, algorithms=_words(algorithms))
+        OurDevice(open_device(spec, tune, quiet=as_json), spec=spec, algorithms=_words(algorithms))
         for spec in specs
     ]
     with Work(len(entries)) as work:
@@ -247,16 +263,16 @@ def _measure(
     for result in session.measure(entries, work.tell):
         if not quiet:
             with work.aside():
-                _print(result, session.run())
+                _print(result, session.run(), session.measures)
         work.advance()
 
 
-def _print(result: ProblemResult, run: Run) -> None:
+def _print(result: ProblemResult, run: Run, measures: Sequence[str]) -> None:
     out.print(heading(result))
     if result.failure is not None:
         out.print(Text(result.failure, style="red"))
     else:
-        show(results_table(result, run))
+        show(results_table(result, run, measures))
         verdict = _verdict(result, run)
         if verdict:
             note(verdict)
@@ -276,46 +292,52 @@ def heading(result: ProblemResult) -> Text:
     return text.append(result.problem, style="cyan")
 
 
-def results_table(result: ProblemResult, run: Run, width: int | None = None) -> Table:
-    """All sides on one problem; the tuner's choice has a star. ``width`` is the terminal's."""
-    baseline = summary.baseline_of(run, result)
+def results_table(
+    result: ProblemResult,
+    run: Run,
+    measures: Sequence[str] = ("kernel",),
+    width: int | None = None,
+) -> Table:
+    """All sides on one problem; the tuner's choice has a star. ``width`` is the terminal's.
+
+    What columns there are follows from who takes part and from the measures that are taken, so
+    that the tables of a run are alike.
+    """
     first = summary.leaders(result)[:1]
-    reference = baseline or (first[0] if first else None)
-    seconds = [side.seconds for side in result.sides if side.seconds]
-    tera = bool(seconds) and result.flop / min(seconds) >= 1e11
-    unit, name = (1e12, "TFLOP/s") if tera else (1e9, "GFLOP/s")
-    shares = {id(side): _share(side, result, run) for side in result.sides}
-    against = f"/ {run.baseline}" if baseline else "/ best"
-    ratios = [summary.ratio(side, reference) for side in result.sides]
+    reference = first[0] if first else None
+    against = "/ best"
+    if run.baseline:
+        reference, against = summary.baseline_of(run, result), f"/ {run.baseline}"
+    sides = result.sides
+    ratios = [summary.ratio(side, reference) for side in sides]
     columns = {
-        "us": [micro(side.seconds) for side in result.sides],
-        name: [
-            "-" if side.seconds is None else significant(result.flop / side.seconds / unit)
-            for side in result.sides
+        "us": [micro(side.seconds) for side in sides],
+        "GFLOP/s": [
+            "-" if side.seconds is None else significant(result.flop / side.seconds / 1e9)
+            for side in sides
         ],
-        against: ["-" if ratio is None else f"{ratio:.2f}" for ratio in ratios],
-        "error": ["-" if side.error is None else f"{side.error:.0e}" for side in result.sides],
-        "scratch": [
-            "-" if side.workspace is None else size_text(side.workspace) for side in result.sides
-        ],
-        "roof": [_percent(shares[id(side)]) for side in result.sides],
-        "call": [micro(side.call) for side in result.sides],
-        "numpy": [micro(side.end_to_end) for side in result.sides],
-        "first s": [
-            "-" if side.first_call is None else significant(side.first_call)
-            for side in result.sides
-        ],
+        against: ["-" if ratio is None else significant(ratio) for ratio in ratios],
+        "error": ["-" if side.error is None else f"{side.error:.0e}" for side in sides],
+        "scratch": ["-" if side.workspace is None else size_text(side.workspace) for side in sides],
     }
-    several = len({side.on for side in result.sides}) > 1
+    if any(device.bandwidth or device.fma_rate for device in run.devices):
+        columns["roof"] = [_percent(_share(side, result, run)) for side in sides]
+    if "call" in measures:
+        columns["call"] = [micro(side.call) for side in sides]
+    if "end-to-end" in measures:
+        columns["numpy"] = [micro(side.end_to_end) for side in sides]
+    if "first" in measures:
+        columns["first s"] = [
+            "-" if side.first_call is None else significant(side.first_call) for side in sides
+        ]
+    several = len(run.devices) + sum(peer.absent is None for peer in run.peers) > 1
+    columns = _fitting(columns, (width or out.width) - (LONG if several else SHORT))
     dtype = summary.dtype_of(result)
-    titles = [_title(side, dtype, several) for side in result.sides]
-    room = (width or out.width) - min(LEGIBLE, max(map(len, titles), default=0))
-    columns = _fitting(columns, room)
     shown = table("", "side", *columns, right=tuple(columns))
-    for row, side in enumerate(result.sides):
+    for row, side in enumerate(sides):
         other = side.prepared or not (side.same_work and summary.lossless(side, dtype))
         style = "bold" if side in first else "dim" if other else ""
-        title = Text(titles[row], style=style)
+        title = Text(_title(side, dtype, several), style=style)
         if side.failure:
             title.append(f"\n{side.failure}", style="red")
         shown.add_row(
@@ -326,18 +348,19 @@ def results_table(result: ProblemResult, run: Run, width: int | None = None) -> 
     return shown
 
 
-LEGIBLE = 30
-"""Characters of a side's name that stay on one line."""
+LONG, SHORT = 30, 15
+"""Characters that a side's name has on its line, with and without its device or peer."""
+_ROOM = {"us": 7, "scratch": 8, "call": 7, "numpy": 7}
+"""Characters that cells may need beyond their column's title, 9.99 million us or 1023 KiB."""
 SPARED = ("scratch", "roof", "numpy", "call", "error")
 """Columns that fall away, in this order, where a terminal is too narrow; files have them all."""
 
 
 def _fitting(columns: dict[str, list[str]], room: int) -> dict[str, list[str]]:
-    """The columns that hold something and fit into so many characters."""
-    kept = {name: cells for name, cells in columns.items() if any(c != "-" for c in cells)}
+    """The columns that fit into so many characters, whatever their cells hold."""
+    kept = dict(columns)
     for spared in SPARED:
-        wide = sum(2 + max(map(len, (name, *cells))) for name, cells in kept.items())
-        if 3 + wide > room:
+        if 3 + sum(2 + max(len(name), _ROOM.get(name, 0)) for name in kept) > room:
             kept.pop(spared, None)
     return kept
 
@@ -428,7 +451,7 @@ def _summary(run: Run) -> None:
         shown.add_row(Text(f"{group.name}{of}"), *cells, micro(total))
     show(shown)
     for sentence in _choices(run):
-        out.print(sentence)
+        show(Text(sentence))
     if any(result.count > 1 for result in run.results):
         note("The total counts each layer as often as the network has it.")
     if run.peers and all(peer.absent for peer in run.peers):

@@ -13,7 +13,19 @@ from ..bench.report import page
 from ..bench.result import load
 from ..errors import BenchError
 from .options import JsonOption
-from .output import check_folder, complain, emit_json, line, micro, note, out, show, table, warn
+from .output import (
+    busy,
+    check_folder,
+    complain,
+    emit_json,
+    line,
+    micro,
+    note,
+    out,
+    show,
+    table,
+    warn,
+)
 
 REPORT_EXAMPLES = (
     "wgpuconv bench report result.json -o report.html",
@@ -61,10 +73,11 @@ def report_command(
         page_file.write_text(page(runs), encoding="utf-8")
         note(f"The page is in {page_file}.")
     if plots is not None:
-        from ..bench.plots import draw  # imports matplotlib
+        with busy("drawing ..."):
+            from ..bench.plots import draw  # imports matplotlib
 
-        plots.mkdir(exist_ok=True)
-        written = draw(runs[-1][1], plots)
+            plots.mkdir(exist_ok=True)
+            written = draw(runs[-1][1], plots)
         note(f"Pictures are in {plots}: {', '.join(path.name for path in written)}.")
 
 

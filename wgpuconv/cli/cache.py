@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ..errors import StoreError
+from ..errors import StoreError, counted
 from ..tuning.bundle import merge, read_bundle, write_bundle
 from ..tuning.store import Store, default_path
 from .options import JsonOption
@@ -39,7 +39,7 @@ def info(as_json: JsonOption = False) -> None:
         emit_json({"path": str(path), "bytes": nbytes, "devices": devices})
         return
     size_text = size(nbytes) if nbytes else "0 B"
-    out.print(f"{path}: {len(entries)} problem(s), {size_text}", soft_wrap=True)
+    out.print(f"{path}: {_problems(len(entries))}, {size_text}", soft_wrap=True)
     if not groups:
         note(_EMPTY)
     else:
@@ -63,9 +63,9 @@ def clear(
     store = Store(default_path())
     count = len(store.entries())
     if not yes:
-        typer.confirm(f"Forget {count} problem(s) in {default_path()}?", abort=True)
+        typer.confirm(f"Forget {_problems(count)} in {default_path()}?", abort=True)
     store.clear()
-    out.print(f"forgot {count} problem(s)")
+    out.print(f"forgot {_problems(count)}")
 
 
 @app.command("export", epilog=examples("wgpuconv cache export tuning.json"))
@@ -75,7 +75,7 @@ def export_(file: Annotated[Path, typer.Argument(help="Where the bundle goes.")]
     if not store.entries():
         raise StoreError(_EMPTY)
     count = write_bundle(store, file)
-    out.print(f"{file}: {count} problem(s)", soft_wrap=True)
+    out.print(f"{file}: {_problems(count)}", soft_wrap=True)
 
 
 @app.command("import", epilog=examples("wgpuconv cache import tuning.json"))
@@ -83,7 +83,11 @@ def import_(file: Annotated[Path, typer.Argument(help="A bundle that 'export' wr
     """Add what a JSON bundle holds."""
     bundle = read_bundle(file)
     count, total = merge(Store(default_path()), bundle), len(bundle.entries)
-    text = f"{count} of {total} problem(s) were new or better"
+    text = f"{count} of {_problems(total)} new or better"
     if count < total:
         text += f", {total - count} already known"
     out.print(f"{file}: {text}", soft_wrap=True)
+
+
+def _problems(count: int) -> str:
+    return counted(count, "problem")

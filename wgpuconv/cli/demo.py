@@ -38,7 +38,7 @@ def command(
     check_folder(output)
     if not is_image(output):
         raise ProblemError(f"the picture must be an image file, got {str(output)!r}")
-    on = open_device(device, tune)
+    on = open_device(device, tune, quiet=as_json)
     entries = demo.problems(software=on.facts.software)
     with Work(demo.PANELS + len(entries)) as work, Session([OurDevice(on)]) as session:
         on.tuner.progress = work.stage

@@ -13,7 +13,7 @@ from ..errors import WgpuConvError
 from ..tuning.speeds import device_key
 from ..tuning.store import Store, default_path
 from .options import JsonOption
-from .output import emit_json, note, show, speed, table, warn
+from .output import busy, emit_json, note, show, speed, table, warn
 
 EXAMPLES = ("wgpuconv devices",)
 
@@ -21,8 +21,9 @@ EXAMPLES = ("wgpuconv devices",)
 def command(as_json: JsonOption = False) -> None:
     """List the devices that can run convolutions, and why others cannot."""
     store = Store(default_path())
-    rows = [_row(info, store) for info in devices()]
-    default = _default_spec([row for row in rows if row["problem"] is None])
+    with busy("looking for devices ...", as_json):
+        rows = [_row(info, store) for info in devices()]
+        default = _default_spec([row for row in rows if row["problem"] is None])
     for row in rows:
         row["default"] = row["spec"] == default
     if as_json:
@@ -36,6 +37,8 @@ def command(as_json: JsonOption = False) -> None:
         if row["bandwidth"] or row["fma_rate"]:
             rates = ((row["bandwidth"], "B/s"), (row["fma_rate"], "FLOP/s"))
             lines.append(f"\nmeasured: {', '.join(speed(r, unit) for r, unit in rates if r)}")
+        elif row["problem"] is None and row["identity"]:  # by which speeds would be stored
+            lines.append(f"\n{_why_no_speeds(row['kind'])}", style="dim")
         if row["problem"]:
             lines.append(f"{row['name'] and chr(10)}{row['problem']}", style="red")
         if row["warning"]:
@@ -55,6 +58,12 @@ def command(as_json: JsonOption = False) -> None:
             "* is used where none is named; choose another with --device or the environment "
             "variable WGPUCONV_DEVICE."
         )
+
+
+def _why_no_speeds(kind: str) -> str:
+    if kind == "CPU":
+        return "speeds: not measured on a software driver"
+    return "speeds: not measured yet; 'wgpuconv tune' begins with them"
 
 
 def _yes(value: bool) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 import typer
@@ -15,7 +15,7 @@ from ..explain import Basis, Explanation, Row
 from ..plan import Config
 from ..suites import IN_QUOTES, Entry, parse_entry, suite_names
 from .options import AlgorithmOption, DeviceOption, JsonOption, TuneOption, open_device
-from .output import Work, config_text, emit_json, micro, note, out, show, size, speed, table
+from .output import Work, config_text, emit_json, micro, note, plain, show, size, speed, table
 
 EXAMPLES = ("wgpuconv explain 'conv2d f32 n1 c64 h56 w56 k64 r3 s3 stride1 pad1'",)
 _SOURCES = {
@@ -44,7 +44,7 @@ def command(
     'us' is the measured time of one run, 'guess us' what the model says.
     """
     entry = _entry(problem)
-    on = open_device(device, tune)
+    on = open_device(device, tune, quiet=as_json)
     with Work(1) as work:
         work.tell(entry.label)
         on.tuner.progress = work.stage
@@ -52,22 +52,8 @@ def command(
     if as_json:
         emit_json(found.to_json())
         return
-    out.print(Text(found.problem, style="cyan"))
-    out.print(f"on {found.device}")
-    out.print()
-    out.print(choice_text(found))
-    out.print()
-    show(candidates_table(found))
-    if found.refusals:
-        out.print()
-        refused = table("does not apply", "because it")
-        for name, why in found.refusals.items():
-            refused.add_row(name, why)
-        show(refused)
-    out.print()
-    note(basis_text(found.basis))
-    for line in found.notes:
-        note(line)
+    for part in parts(found):
+        show(part)
     if not everything:
         note("--all lists every candidate")
 
@@ -81,6 +67,28 @@ def _entry(words: Sequence[str]) -> Entry:
             f"explain takes one problem's text, got the suite {text!r}; tune and bench take suites"
         )
     return parse_entry(text)
+
+
+def parts(found: Explanation) -> Iterator[Table | Text]:
+    """What is shown of an explanation, from top to bottom."""
+    yield Text(found.problem, style="cyan")
+    yield Text(f"on {found.device}\n")
+    yield choice_text(found).append("\n")
+    yield candidates_table(found)
+    if found.refusals:
+        refused = table("does not apply", "because it")
+        for name, why in found.refusals.items():
+            refused.add_row(name, why)
+        yield Text()
+        yield refused
+    yield Text()
+    for remark in (basis_text(found.basis), *found.notes):
+        yield Text(remark, style="dim")
+
+
+def text(found: Explanation) -> str:
+    """The same without colours, as wide as the terminal."""
+    return plain(*parts(found))
 
 
 def choice_text(found: Explanation) -> Text:

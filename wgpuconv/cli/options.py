@@ -9,6 +9,7 @@ import typer
 
 from ..device import Device
 from ..problem import ACTIVATIONS
+from .output import busy
 
 
 class Tune(str, Enum):
@@ -33,7 +34,6 @@ TuneOption = Annotated[
     Tune | None,
     typer.Option(
         "--tune",
-        metavar="MODE",
         help="auto: measure a few candidates within a second; full: all of them; "
         "off: none; stored: only use what was measured before.",
     ),
@@ -66,6 +66,7 @@ act:relu, act:clip,0,6      none where absent; also {", ".join(_OTHERS[:2])},
 """The form of a problem's text, for the help of the commands that take one."""
 
 
-def open_device(spec: str | None, tune: Tune | None = None) -> Device:
-    """The device asked for, or the default one, tuning as asked."""
-    return Device(spec, tune=None if tune is None else tune.value)
+def open_device(spec: str | None, tune: Tune | None = None, *, quiet: bool) -> Device:
+    """The device asked for, or the default one, tuning as asked; says so unless ``quiet``."""
+    with busy(f"opening {f'the device {spec}' if spec else 'the best device'} ...", quiet):
+        return Device(spec, tune=None if tune is None else tune.value)

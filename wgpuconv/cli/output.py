@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import threading
@@ -14,10 +15,16 @@ from typing import Any
 import typer
 from rich import box
 from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TimeElapsedColumn,
+)
 from rich.segment import Segment, Segments
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 out = Console(highlight=False)
@@ -89,22 +96,45 @@ def table(*columns: str, title: str | None = None, right: tuple[str, ...] = ()) 
     return made
 
 
-def show(made: Table | Text) -> None:
-    """Prints on stdout, without the spaces that rich leaves behind a line."""
+def show(made: Table | Text, console: Console | None = None) -> None:
+    """Prints, on stdout or elsewhere, without the spaces that rich leaves behind a line."""
+    console = console or out
     segments: list[Segment] = []
-    for line in out.render_lines(made, pad=False):
+    for line in console.render_lines(made, pad=False):
         while line and not line[-1].text.rstrip():
             line.pop()
         if line:
             line[-1] = Segment(line[-1].text.rstrip(), line[-1].style)
         segments += [*line, Segment.line()]
-    out.print(Segments(segments), end="", soft_wrap=True)
+    console.print(Segments(segments), end="", soft_wrap=True)
+
+
+def plain(*made: Table | Text) -> str:
+    """What :func:`show` prints of these, one below the other, without colours."""
+    file = io.StringIO()
+    console = Console(file=file, width=out.width, color_system=None, force_jupyter=False)
+    for each in made:
+        show(each, console)
+    return file.getvalue().rstrip()
 
 
 def check_folder(path: Path | None) -> None:
     """Refuses a file in a folder that is not there, before any work is done for it."""
     if path is not None and not path.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+
+
+@contextmanager
+def busy(what: str, quiet: bool = False) -> Iterator[None]:
+    """Says on a terminal's stderr what is done before there is any progress to show.
+
+    ``quiet`` is for ``--json``.
+    """
+    if quiet or not err.is_terminal:
+        yield
+    else:
+        with err.status(Text(what)):
+            yield
 
 
 PATIENCE = 1.0
@@ -152,6 +182,22 @@ class _Lines:
             err.print(Text(self._line), soft_wrap=True)
 
 
+BAR = 37
+"""Characters that the bar, the count and the time take of a line."""
+SHORTEST = 8
+"""Characters that are left of what is done where a terminal is narrow."""
+
+
+class _What(ProgressColumn):
+    """What is done now: the column that gives way where a terminal is narrow."""
+
+    def __init__(self) -> None:
+        super().__init__(Column())
+
+    def render(self, task: Task) -> Text:
+        return Text(task.description, no_wrap=True, overflow="ellipsis")
+
+
 class Work:
     """Progress on stderr: a bar, gone when done, or lines where stderr is no terminal.
 
@@ -164,7 +210,7 @@ class Work:
             BarColumn(bar_width=20),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
-            TextColumn("{task.description}"),
+            _What(),
             console=err,
             transient=True,
             disable=not err.is_terminal,
@@ -195,12 +241,17 @@ class Work:
         self._what = what
         if self._lines is not None:
             self._lines.tell(what)
-        described = f"{what}: {step}" if step else what
-        self._bar.update(self._task, description=escape(described))
+        self._describe(step)
 
     def stage(self, stage: str, done: int, total: int) -> None:
         """How far the tuner is with it; see tuner.Progress."""
-        self._bar.update(self._task, description=escape(f"{self._what}: {stage} {done}/{total}"))
+        self._describe(f"{stage} {done}/{total}")
+
+    def _describe(self, step: str) -> None:
+        """A problem's text may be as long as the terminal is wide, so that the step is kept."""
+        room = max(err.width - BAR - len(f": {step}"), SHORTEST)
+        what = self._what if len(self._what) <= room else f"{self._what[: room - 1]}…"
+        self._bar.update(self._task, description=f"{what}: {step}" if step else self._what)
 
     def advance(self) -> None:
         self._bar.advance(self._task)

@@ -11,6 +11,7 @@ import typer
 
 from ..errors import ProblemError
 from ..suites import Entry, gather, suite_names, varied
+from .output import busy
 
 ProblemsArgument = Annotated[
     list[str] | None,
@@ -31,9 +32,15 @@ SizeOption = Annotated[
     ),
 ]
 BatchOption = Annotated[
-    int | None, typer.Option(min=1, help="Instead of the suite's or the model's.")
+    int | None,
+    typer.Option(min=1, metavar="N", help="Instead of the suite's or the model's."),
 ]
-LimitOption = Annotated[int | None, typer.Option(min=1, help="Only the first so many.")]
+LayoutOption = Annotated[
+    str | None, typer.Option(metavar="nchw|nhwc", help="Instead of the problems' own.")
+]
+LimitOption = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="Only the first so many.")
+]
 
 
 def chosen(
@@ -45,6 +52,7 @@ def chosen(
     dtype: str | None,
     layout: str | None,
     limit: int | None,
+    quiet: bool,
 ) -> list[Entry]:
     """The problems named on the command line, then the model's, each varied as asked for."""
     if not problems and onnx is None:
@@ -53,9 +61,11 @@ def chosen(
         raise ProblemError("--size is for a model, given by --onnx")
     entries = [varied(entry, batch=batch) for entry in gather(problems or ())]
     if onnx is not None:
-        from ..onnx_model import read_model  # takes onnx's import when there is need of it
+        pixels = None if size is None else _pair(size)
+        with busy(f"reading {onnx.name} ...", quiet):
+            from ..onnx_model import read_model  # takes onnx's import when there is need of it
 
-        entries += read_model(onnx, batch=batch, size=None if size is None else _pair(size))
+            entries += read_model(onnx, batch=batch, size=pixels)
     return [varied(entry, dtype=dtype, layout=layout) for entry in entries[:limit]]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import Annotated, Any
 
 import typer
@@ -10,7 +11,15 @@ from ..plan import Config
 from ..tuning.store import Store, default_path
 from .options import DeviceOption, JsonOption, Tune, open_device
 from .output import Work, config_text, emit_json, hint, micro, note, out, show, table
-from .problems import BatchOption, LimitOption, OnnxOption, ProblemsArgument, SizeOption, chosen
+from .problems import (
+    BatchOption,
+    LayoutOption,
+    LimitOption,
+    OnnxOption,
+    ProblemsArgument,
+    SizeOption,
+    chosen,
+)
 
 EXAMPLES = (
     "wgpuconv tune mobilenet_v2 --limit 3 --batch 2",
@@ -19,18 +28,27 @@ EXAMPLES = (
 )
 
 
+class Measuring(str, Enum):
+    """The modes of the tuner that measure."""
+
+    auto = "auto"
+    full = "full"
+
+
 def command(
     problems: ProblemsArgument = None,
     onnx: OnnxOption = None,
-    full: Annotated[
-        bool, typer.Option("--full", help="Measure all candidates, however long it takes.")
-    ] = False,
+    full: Annotated[bool, typer.Option("--full", help="The same as --tune full.")] = False,
+    tune: Annotated[
+        Measuring,
+        typer.Option(help="auto: measure a few candidates of a problem; full: all of them."),
+    ] = Measuring.auto,
     batch: BatchOption = None,
     size: SizeOption = None,
     dtype: Annotated[
-        str | None, typer.Option(help="f32, f16, bf16 or tf32, instead of the suite's.")
+        str | None, typer.Option(metavar="f32|f16|bf16|tf32", help="Instead of the suite's.")
     ] = None,
-    layout: Annotated[str | None, typer.Option(help="nchw or nhwc.")] = None,
+    layout: LayoutOption = None,
     limit: LimitOption = None,
     device: DeviceOption = None,
     as_json: JsonOption = False,
@@ -41,11 +59,19 @@ def command(
     A software driver is only measured with --full.
     """
     entries = chosen(
-        problems, onnx, batch=batch, size=size, dtype=dtype, layout=layout, limit=limit
+        problems,
+        onnx,
+        batch=batch,
+        size=size,
+        dtype=dtype,
+        layout=layout,
+        limit=limit,
+        quiet=as_json,
     )
+    everything = full or tune is Measuring.full
     Store(default_path()).require_writable()
-    on = open_device(device, Tune.full if full else Tune.auto)
-    by_model_only = on.facts.software and not full
+    on = open_device(device, Tune.full if everything else Tune.auto, quiet=as_json)
+    by_model_only = on.facts.software and not everything
     if by_model_only:
         hint(
             "a software driver is not measured, the cost model chooses what is not stored; "

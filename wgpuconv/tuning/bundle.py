@@ -13,6 +13,7 @@ from .store import Entry, Speeds, Store, entry_of, speeds_of
 
 FORMAT = "wgpuconv-tuning"
 VERSION = 2
+_REMEDY = "write it with 'wgpuconv cache export' or wgpuconv.export_bundle"
 
 T = TypeVar("T")
 
@@ -36,7 +37,7 @@ def write_bundle(store: Store, path: str | os.PathLike[str]) -> int:
     try:
         Path(path).write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
-        raise StoreError(f"cannot write the bundle {path}: {error}") from error
+        raise StoreError(f"cannot write the bundle {path}: {error.strerror}") from error
     return len(entries)
 
 
@@ -45,38 +46,39 @@ def read_bundle(path: str | os.PathLike[str]) -> Bundle:
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
-        raise StoreError(f"cannot read the bundle {path}: {error}") from error
+        raise StoreError(f"cannot read the bundle {path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise StoreError(f"{path} is no tuning bundle, since it is no JSON: {error}") from error
+        where = ""
+        if isinstance(error, json.JSONDecodeError):
+            where = f" from line {error.lineno}, column {error.colno} on"
+        raise StoreError(f"{path} is no tuning bundle: it is no JSON{where}; {_REMEDY}") from error
     if not isinstance(data, dict) or data.get("format") != FORMAT:
-        raise StoreError(
-            f'{path} is no tuning bundle: it lacks "format": "{FORMAT}"; '
-            "make one with 'wgpuconv cache export'"
-        )
+        raise StoreError(f'{path} is no tuning bundle: it lacks "format": "{FORMAT}"; {_REMEDY}')
     if data.get("version") != VERSION:
         raise StoreError(
             f"{path} is a tuning bundle of version {data.get('version')!r}, "
-            f"this wgpuconv reads version {VERSION}; export it again"
+            f"this wgpuconv reads version {VERSION}; {_REMEDY}"
         )
-    entries = _list(data, "entries", entry_of, "entry", path)
-    return Bundle(entries, _list(data, "devices", speeds_of, "device", path))
+    entries = _list(data, "entries", entry_of, path)
+    return Bundle(entries, _list(data, "devices", speeds_of, path))
 
 
 def _list(
     data: dict[str, Any],
     name: str,
     parse: Callable[[Any], T],
-    one: str,
     path: str | os.PathLike[str],
 ) -> list[T]:
     if not isinstance(data.get(name), list):
-        raise StoreError(f"{path} is a broken tuning bundle: it has no list of {name}")
+        raise StoreError(f"{path} is a broken tuning bundle: it has no list of {name}; {_REMEDY}")
     found = []
     for number, item in enumerate(data[name]):
         try:
             found.append(parse(item))
         except ValueError as error:
-            raise StoreError(f"{path}: {one} {number} is broken: {error}") from error
+            raise StoreError(
+                f"{path} is a broken tuning bundle, in {name}[{number}]: {error}; {_REMEDY}"
+            ) from error
     return found
 
 

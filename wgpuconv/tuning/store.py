@@ -173,13 +173,13 @@ class Winner(NamedTuple):
 def entry_of(data: Any) -> Entry:
     """The entry that such JSON holds. Raises ValueError with a reason where it holds none."""
     if not isinstance(data, dict):
-        raise ValueError(f"an entry must be an object, got {type(data).__name__}")
+        raise ValueError(f"an entry must be an object, got {data!r}")
     key = Key(*(_checked(data, name, str) for name in Key._fields))
     _check_problem(key.problem)
     trials = []
     for trial in _checked(data, "trials", list):
         if not isinstance(trial, dict):
-            raise ValueError(f"a trial must be an object, got {type(trial).__name__}")
+            raise ValueError(f"a trial must be an object, got {trial!r}")
         trials.append(
             Trial(
                 _checked(trial, "algorithm", str),
@@ -203,17 +203,22 @@ def entry_of(data: Any) -> Entry:
 def speeds_of(data: Any) -> Speeds:
     """The speeds that such JSON holds. Raises ValueError with a reason where it holds none."""
     if not isinstance(data, dict):
-        raise ValueError(f"speeds must be an object, got {type(data).__name__}")
+        raise ValueError(f"speeds must be an object, got {data!r}")
     key = DeviceKey(*(_checked(data, name, str) for name in DeviceKey._fields))
     bandwidth, fma_rate = _rate(data, "bandwidth"), _rate(data, "fma_rate")
     return Speeds(key, bandwidth, fma_rate, _checked(data, "date", str))
 
 
 def _checked(data: dict[str, Any], name: str, kind: type[T]) -> T:
-    value = data.get(name)
+    if name not in data:
+        raise ValueError(f"{name!r} is missing")
+    value = data[name]
     if not isinstance(value, kind):
-        raise ValueError(f"{name!r} must be a {kind.__name__}, got {value!r}")
+        raise ValueError(f"{name!r} must be {_JSON_NAMES[kind]}, got {value!r}")
     return value
+
+
+_JSON_NAMES: dict[type, str] = {str: "a string", dict: "an object", list: "an array"}
 
 
 def _check_problem(text: str) -> None:

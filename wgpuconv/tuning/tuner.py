@@ -18,6 +18,7 @@ from ..errors import (
     ShaderError,
     TuningError,
     TuningWarning,
+    counted,
 )
 from ..facts import Facts
 from ..plan import Config, Plan, candidate_label
@@ -348,7 +349,7 @@ def _choice(ready: Ready, source: str, entry: Entry) -> Choice:
         timings=tuple((t.label, t.seconds) for t in ranked if t.seconds is not None),
         failures=tuple((t.label, t.failure) for t in entry.trials if t.failure is not None),
         tied=tuple(tied),
-        note=f"measured {entry.date}, {len(ranked)} candidate(s), mode {entry.mode!r}",
+        note=f"measured {entry.date}, {counted(len(ranked), 'candidate')}, mode {entry.mode!r}",
     )
 
 

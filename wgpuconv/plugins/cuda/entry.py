@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from ...device import DeviceInfo
-from ...errors import MissingExtraError, NoAdapterError
+from ...errors import MissingExtraError, NoAdapterError, counted
 
 if TYPE_CHECKING:
     from .backend import CudaBackend
@@ -112,7 +112,7 @@ def open(spec: str) -> CudaBackend:
     _, colon, number = spec.partition(":")
     if colon and (not number.isdigit() or int(number) >= found):
         raise NoAdapterError(
-            f"no device {spec!r}: cuda has {found} device(s), numbered from 0; "
+            f"no device {spec!r}: cuda has {counted(found, 'device')}, numbered from 0; "
             "see wgpuconv.devices()"
         )
     ordinal = int(number) if colon else 0
