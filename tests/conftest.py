@@ -10,6 +10,11 @@ import tempfile
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+# Before a driver comes: lavapipe spends most of the tests in LLVM, which takes less than half as
+# long for vectors of four lanes as for eight. What a kernel computes does not depend on it, nor
+# does a kernel in Mesa's cache: it holds its width, and runs under either.
+os.environ.setdefault("LP_NATIVE_VECTOR_WIDTH", "128")
+
 import hypothesis
 import pytest
 

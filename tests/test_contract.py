@@ -78,6 +78,13 @@ def shares(text: str) -> pytest.MarkDecorator:
     return pytest.mark.xdist_group(f"{zlib.crc32(text.encode()):08x}")
 
 
+@pytest.mark.xdist_group("of one")
+def test_groups_reach_the_workers(request: pytest.FixtureRequest) -> None:
+    """Else every worker compiles every kernel. The id is how pytest-xdist hands a group on."""
+    if hasattr(request.config, "workerinput"):
+        assert request.node.nodeid.endswith("@of one")
+
+
 @pytest.fixture
 def on(request: pytest.FixtureRequest) -> Device:
     """The device of the mode that a test is parametrised with."""
