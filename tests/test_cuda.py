@@ -128,12 +128,12 @@ def test_the_tf32_kernel_compiles(tmp_path: Path) -> None:
 
 
 def halo_config(
-    tile_p: int, group_p: int, columns: int, tile_m: int, tile_k: int, teams: int
+    tile_p: int, group_p: int, eights: bool, tile_m: int, tile_k: int, teams: int
 ) -> Config:
     return {
         "tile_p": tile_p,
         "group_p": group_p,
-        "columns": columns,
+        "eights": eights,
         "tile_m": tile_m,
         "tile_k": tile_k,
         "teams": teams,
@@ -144,11 +144,11 @@ def halo_config(
     ("text", "config"),
     [
         # the most sums of a thread, in two teams and in one
-        ("c64 k128 r3 s3 f16", halo_config(256, 256, 8, 64, 64, 2)),
-        ("c64 k64 r7 s7 f32 tf32", halo_config(448, 224, 106, 64, 8, 1)),
+        ("c64 k128 r3 s3 f16", halo_config(256, 256, True, 64, 64, 2)),
+        ("c64 k64 r7 s7 f32 tf32", halo_config(448, 224, False, 64, 8, 1)),
         # inputs that are gathered
-        ("c3 k64 r3 s3 f16", halo_config(256, 256, 110, 64, 8, 2)),
-        ("c3 k64 r3 s3 f32 tf32", halo_config(256, 256, 8, 64, 4, 2)),
+        ("c3 k64 r3 s3 f16", halo_config(256, 256, False, 64, 8, 2)),
+        ("c3 k64 r3 s3 f32 tf32", halo_config(256, 256, True, 64, 4, 2)),
     ],
 )
 @pytest.mark.parametrize("layout", ["nhwc", "nchw"])
@@ -417,6 +417,7 @@ WGMMA = next(a for a in ALGORITHMS if a.name == "implicit_gemm_wgmma")
         ("conv2d f16 n2 c40 h8 w8 k35 r1 s1 pad0,0,4,4", False),
         ("conv2d f16 n2 c40 h8 w8 k35 r1 s2", False),
         ("conv_transpose2d f16 n2 c40 h8 w8 k35 r1 s1 stride2", False),
+        ("conv_transpose2d f16 n2 c40 h8 w8 k35 r1 s1 dil3 outpad0,2", False),
     ],
 )
 def test_pointwise_products_read_the_input_as_it_lies(text: str, in_planes: bool) -> None:
@@ -554,24 +555,24 @@ EMULATED: list[tuple[str, str, Config]] = (
         (
             "halo_wgmma",
             text,
-            halo_config(p, group_p, columns, m, k, teams),
+            halo_config(p, group_p, eights, m, k, teams),
         )
-        for p, group_p, columns, m, k, teams, text in [
+        for p, group_p, eights, m, k, teams, text in [
             # Rows of eight positions and rows of others that follow each other.
             # two teams of a resident weight, chunks of channels, filters past the end
-            (96, 96, 8, 64, 64, 2, "conv2d f16 n5 c72 h11 w7 k60 r3 s3 pad1 nhwc bias residual"),
-            (64, 64, 7, 64, 32, 2, "conv2d f16 n7 c40 h8 w7 k20 r3 s3 pad1 bias act:relu"),
+            (96, 96, True, 64, 64, 2, "conv2d f16 n5 c72 h11 w7 k60 r3 s3 pad1 nhwc bias residual"),
+            (64, 64, False, 64, 32, 2, "conv2d f16 n7 c40 h8 w7 k20 r3 s3 pad1 bias act:relu"),
             # warpgroups side by side over filters, and over pixels
-            (96, 96, 7, 128, 32, 1, "conv2d f16 n3 c40 h11 w7 k70 r3 s3 pad1 nhwc bias"),
-            (192, 96, 16, 64, 8, 1, "conv2d f32 n3 c20 h11 w15 k30 r3 s3 pad1 nhwc bias tf32"),
+            (96, 96, False, 128, 32, 1, "conv2d f16 n3 c40 h11 w7 k70 r3 s3 pad1 nhwc bias"),
+            (192, 96, True, 64, 8, 1, "conv2d f32 n3 c20 h11 w15 k30 r3 s3 pad1 nhwc bias tf32"),
             # pairs of pixels on their way out
-            (96, 96, 10, 128, 32, 1, "conv2d f16 n3 c40 h9 w10 k70 r3 s3 pad1 bias residual"),
-            (192, 96, 14, 64, 8, 1, "conv2d f32 n3 c20 h11 w14 k30 r3 s3 pad1 residual tf32"),
+            (96, 96, False, 128, 32, 1, "conv2d f16 n3 c40 h9 w10 k70 r3 s3 pad1 bias residual"),
+            (192, 96, False, 64, 8, 1, "conv2d f32 n3 c20 h11 w14 k30 r3 s3 pad1 residual tf32"),
             # strides by which rows and columns are sorted, and everything else
             (
                 64,
                 64,
-                3,
+                False,
                 64,
                 64,
                 1,
@@ -581,17 +582,27 @@ EMULATED: list[tuple[str, str, Config]] = (
             (
                 64,
                 64,
-                8,
+                True,
                 64,
                 4,
                 1,
                 "conv_transpose2d f32 n2 c3 h4 w5 k10 r3 s3 stride2 nhwc bias residual tf32",
             ),
-            (96, 96, 10, 64, 8, 2, "conv2d bf16 n3 c3 h23 w19 k20 r5 s3 stride2 pad1 nhwc bias"),
+            (96, 96, False, 64, 8, 2, "conv2d bf16 n3 c3 h23 w19 k20 r5 s3 stride2 pad1 nhwc bias"),
             # a halo so large that the next chunk comes only when this one's place is free
-            (96, 96, 6, 64, 32, 2, "conv2d f16 n2 c40 h38 w30 k20 r3 s3 dil12 nhwc bias"),
+            (96, 96, False, 64, 32, 2, "conv2d f16 n2 c40 h38 w30 k20 r3 s3 dil12 nhwc bias"),
             # rounded: channels of several planes and their remainder
-            (64, 64, 8, 64, 32, 2, "conv2d f32 n5 c40 h7 w7 k9 r2 s2 bias tf32"),
+            (64, 64, True, 64, 32, 2, "conv2d f32 n5 c40 h7 w7 k9 r2 s2 bias tf32"),
+            # an output longer than its input reaches
+            (
+                64,
+                64,
+                False,
+                64,
+                32,
+                1,
+                "conv_transpose2d f16 n2 c40 h5 w4 k9 r3 s3 stride2 pad1 outpad1,0 bias",
+            ),
         ]
     ]
     + [
@@ -687,7 +698,7 @@ def test_a_weight_that_comes_anew(emulator: Emulator) -> None:
     """Where it is too large to stay, each tile's steps go through the same few stages."""
     algorithm = next(a for a in ALGORITHMS if a.name == "halo_wgmma")
     problem = ConvProblem.parse("conv2d f16 n3 c72 h11 w7 k70 r3 s3 pad1 nhwc bias")
-    config = halo_config(96, 96, 8, 128, 32, 1)
+    config = halo_config(96, 96, True, 128, 32, 1)
     plan = contract.verify(emulator.device, algorithm, problem, config, facts=SMALL_SHARED)
     constants = dict(plan.passes[-1].shader.constants)
     assert not constants["RESIDENT"]
@@ -730,6 +741,49 @@ def test_the_emulator_notices_what_is_missing(
     """Else the tests above would prove little."""
     examples = [e for e in EMULATED if e[0] == name]
     fails_if_changed(emulator, monkeypatch, examples, right, broken)
+
+
+@pytest.mark.parametrize(
+    ("examples", "right"),
+    [
+        ("k9 r2 s2 bias tf32", "__syncwarp();  // all lanes have read the slice before"),
+        ("k70 r3 s3 pad1 bias residual", "__syncwarp();  // the residual is there"),
+        ("k70 r3 s3 pad1 bias residual", "__syncwarp();  // the slice is complete"),
+        ("k60 r3 s3 pad1 nhwc", "Warpgroup::sync();  // each element is replaced by the warp"),
+        ("k60 r3 s3 pad1 nhwc", "Warpgroup::sync();  // the slice is complete"),
+    ],
+)
+def test_the_emulator_notices_who_does_not_wait_to_store(
+    emulator: Emulator, monkeypatch: pytest.MonkeyPatch, examples: str, right: str
+) -> None:
+    chosen = [e for e in EMULATED if e[0] == "halo_wgmma" and examples in e[1]]
+    fails_if_changed(emulator, monkeypatch, chosen, right, "//")
+
+
+def test_pairs_of_pixels_are_stored_together() -> None:
+    """Of both kinds of rows, if the examples above are to hold that."""
+    algorithm = next(a for a in ALGORITHMS if a.name == "halo_wgmma")
+    stored = set()
+    for name, text, config in EMULATED:
+        problem = ConvProblem.parse(text)
+        if name == "halo_wgmma" and problem.layout == "NCHW":
+            plan = algorithm.lower(problem, config, FEW_CORES, FEW_CORES.workspace_limit)
+            vector = dict(plan.passes[-1].shader.constants)["OUT_VECTOR"]
+            stored.add((bool(config["eights"]), vector))
+    assert {(True, 2), (False, 2), (False, 1)} <= stored
+
+
+def test_neighbouring_sizes_have_the_same_configurations() -> None:
+    """So that one may take the other's winner, though its tiles are as wide as its image wants."""
+    algorithm = next(a for a in ALGORITHMS if a.name == "halo_wgmma")
+    for layout in ("NCHW", "NHWC"):
+        problem = ConvProblem.parse("conv2d f16 n16 c64 h112 w112 k64 r3 s3 pad1")
+        problem = problem.with_(layout=layout)
+        mine, others = (
+            [str(config) for config in algorithm.configs(p, HOPPER)]
+            for p in (problem, problem.with_(h=120, w=116))
+        )
+        assert len(set(mine) & set(others)) >= 0.8 * len(mine)
 
 
 @pytest.mark.parametrize(

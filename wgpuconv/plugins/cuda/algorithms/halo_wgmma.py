@@ -6,7 +6,8 @@ Persistent blocks whose warps have roles follow CUTLASS's kernels for Hopper ("w
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Iterator
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -47,19 +48,14 @@ VECTOR_BYTES = 16
 
 class Tile(NamedTuple):
     """Each team of a block computes p positions by m filters, from k channels at once; a warpgroup
-    group_p of them by 64. So many columns of the output are in rows of eight positions, where that
-    fits, else in rows that follow each other."""
+    group_p of them by 64. They are rows of eight, or rows that follow each other."""
 
     p: int
     group_p: int
-    columns: int
+    eights: bool
     m: int
     k: int
     teams: int
-
-    @property
-    def in_eights(self) -> bool:
-        return self.columns == self.p // self.group_p * 8
 
     @property
     def warpgroups(self) -> int:
@@ -121,7 +117,7 @@ class HaloWgmma(CudaAlgorithm):
         reason = refuse_wgmma(p, facts) or refuse_one_tap(p) or refuse_phases(p)
         if reason is not None:
             return reason
-        if not self.configs(p, facts):
+        if next(_fitting_tiles(p, facts), None) is None:
             return (
                 "needs more shared memory for the input of one tile (kernel "
                 f"{p.r} x {p.s}, dilation {p.dilation[0]},{p.dilation[1]}) than the "
@@ -131,30 +127,16 @@ class HaloWgmma(CudaAlgorithm):
 
     def configs(self, problem: ConvProblem, facts: Facts) -> list[Config]:
         p = problem
-        fitting = [
-            tile
-            for groups, m, teams in SHAPES
-            if m < 2 * max(p.k_group, 64)
-            for group_p in POSITIONS
-            for columns in sorted({8 * groups, _best_columns(p, groups * group_p)})
-            if (tile := _fitting(p, groups, group_p, columns, m, teams, facts)) is not None
-            # Each team has a tile to compute.
-            if teams == 1 or self._tiles(p, tile) > (teams - 1) * facts.cores
-        ]
-        computed = {t: self._tiles(p, t) * t.p * t.m for t in fitting}
+        computed = {t: _tiles(p, t) * t.p * t.m for t in _fitting_tiles(p, facts)}
         least = min(computed.values(), default=0)
-        return [_tile_config(t) for t in fitting if computed[t] <= MOST_WASTE * least]
-
-    @staticmethod
-    def _tiles(p: ConvProblem, tile: Tile) -> int:
-        return sum(_tiles_of_phase(p, phase, tile) for phase in phases(p))
+        return [_tile_config(t) for t, work in computed.items() if work <= MOST_WASTE * least]
 
     def lower(
         self, problem: ConvProblem, config: Config, facts: Facts, workspace_limit: int
     ) -> Plan:
         p, tile = problem, _tile_of(config)
         lowering = Lowering(p, facts, workspace_limit, _source(p, facts))
-        for phase in phases(p):
+        for phase in _phases(p):
             staging = _staging(p, phase, tile, facts)
             if staging is None:
                 raise AlgorithmRefusedError(
@@ -251,7 +233,7 @@ class HaloWgmma(CudaAlgorithm):
         # wgmma is faster than the mma.sync that was probed, the more so the wider the products.
         rate = 1.5 * cuda_facts(facts).matrix_flops / 2 / facts.cores
         rate *= tile.group_p / (tile.group_p + 28)
-        for phase in phases(p):
+        for phase in _phases(p):
             staging = _staging(p, phase, tile, facts)
             assert staging is not None, "configs are those that fit"
             tiles = _tiles_of_phase(p, phase, tile)
@@ -274,7 +256,7 @@ def _tile_config(tile: Tile) -> Config:
     return {
         "tile_p": tile.p,
         "group_p": tile.group_p,
-        "columns": tile.columns,
+        "eights": tile.eights,
         "tile_m": tile.m,
         "tile_k": tile.k,
         "teams": tile.teams,
@@ -282,8 +264,10 @@ def _tile_config(tile: Tile) -> Config:
 
 
 def _tile_of(config: Config) -> Tile:
-    names = ("tile_p", "group_p", "columns", "tile_m", "tile_k", "teams")
-    return Tile(*(int(config[name]) for name in names))
+    p, group_p, m, k, teams = (
+        int(config[name]) for name in ("tile_p", "group_p", "tile_m", "tile_k", "teams")
+    )
+    return Tile(p, group_p, bool(config["eights"]), m, k, teams)
 
 
 def _vector(p: ConvProblem) -> int:
@@ -303,8 +287,12 @@ def _planes(p: ConvProblem, tile: Tile) -> int:
     return 2 if _gathered(p) else tile.k * p.itemsize // VECTOR_BYTES
 
 
+def _tiles(p: ConvProblem, tile: Tile) -> int:
+    return sum(_tiles_of_phase(p, phase, tile) for phase in _phases(p))
+
+
 def _tiles_of_phase(p: ConvProblem, phase: Phase, tile: Tile) -> int:
-    area = _area(phase, tile)
+    area = _area(p, phase, tile)
     cuts = ceil_div(phase.h.count, area.rows) * ceil_div(phase.w.count, area.columns)
     return p.n * cuts * _kinds(p, tile)
 
@@ -320,19 +308,29 @@ def _blocks(p: ConvProblem, tile: Tile, staging: Staging, tiles: int, facts: Fac
     return blocks // kinds * kinds if staging.resident else blocks
 
 
-def _fitting(
-    p: ConvProblem, groups: int, group_p: int, columns: int, m: int, teams: int, facts: Facts
-) -> Tile | None:
+def _fitting_tiles(p: ConvProblem, facts: Facts) -> Iterator[Tile]:
+    for groups, m, teams in SHAPES:
+        if m >= 2 * max(p.k_group, 64):
+            continue
+        for group_p in POSITIONS:
+            for eights in (True, False):
+                shape = Tile(groups * group_p, group_p, eights, m, 0, teams)
+                tile = _with_channels(p, shape, facts)
+                # Each team has a tile to compute.
+                if tile and (teams == 1 or _tiles(p, tile) > (teams - 1) * facts.cores):
+                    yield tile
+
+
+def _with_channels(p: ConvProblem, shape: Tile, facts: Facts) -> Tile | None:
     """The tile of that shape with the most channels at once that leave room to copy ahead."""
     if _gathered(p):
         ks = [_vector(p)]
     else:
         sizes = [size // p.itemsize for size in CHUNKS]
         ks = [k for k in sizes if k < 2 * p.c_group or k == sizes[-1]]
-    tiles = [Tile(groups * group_p, group_p, columns, m, k, teams) for k in ks]
     possible = []
-    for tile in tiles:
-        stagings = [_staging(p, phase, tile, facts) for phase in phases(p)]
+    for tile in (shape._replace(k=k) for k in ks):
+        stagings = [_staging(p, phase, tile, facts) for phase in _phases(p)]
         if None in stagings:
             continue
         if all(s and s.copies_ahead(tile) for s in stagings):
@@ -341,32 +339,51 @@ def _fitting(
     return possible[0] if possible else None
 
 
-def _area(phase: Phase, tile: Tile) -> Area:
+@lru_cache(maxsize=64)
+def _phases(p: ConvProblem) -> tuple[Phase, ...]:
+    return tuple(phases(p))
+
+
+def _area(p: ConvProblem, phase: Phase, tile: Tile) -> Area:
+    if not tile.eights:
+        return _rows_that_follow(phase, tile, _width(p, tile.p))
+    _, more_w = _margin(phase)
+    groups = tile.p // tile.group_p
+    return _with_halo(phase, tile.group_p // 8, 8 * groups, 8 * groups + more_w, 8)
+
+
+def _margin(phase: Phase) -> tuple[int, int]:
+    """Rows and columns of the same remainder that a halo has more than its tile."""
     h, w = phase.h, phase.w
-    more_h, more_w = (span(h) - 1) // h.in_stride, (span(w) - 1) // w.in_stride
-    pitch = tile.columns + more_w
-    if tile.in_eights:
-        rows, next_group, next_warpgroup = tile.group_p // 8, pitch, 8
-    else:
-        fit = min((tile.p + more_w) // pitch, h.count)
-        rows = ceil_div(h.count, ceil_div(h.count, fit))  # as few, so that all have as many
-        next_group, next_warpgroup = 8, tile.group_p
-    sorted_h = rows + more_h
-    pixels = sorted_h * pitch * h.in_stride * w.in_stride
-    return Area(rows, tile.columns, sorted_h, pitch, pixels, next_group, next_warpgroup)
+    return (span(h) - 1) // h.in_stride, (span(w) - 1) // w.in_stride
 
 
-@cache
-def _best_columns(p: ConvProblem, positions: int) -> int:
-    """The best width of so many positions whose rows follow each other."""
-    phase = phases(p)[0]  # the largest
+def _rows_that_follow(phase: Phase, tile: Tile, columns: int) -> Area:
+    _, more_w = _margin(phase)
+    count, pitch = phase.h.count, columns + more_w
+    fit = min((tile.p + more_w) // pitch, count)
+    rows = ceil_div(count, ceil_div(count, fit))  # no more than needed for as many tiles
+    return _with_halo(phase, rows, columns, 8, tile.group_p)
+
+
+def _with_halo(phase: Phase, rows: int, columns: int, next_group: int, next_warpgroup: int) -> Area:
+    more_h, more_w = _margin(phase)
+    sorted_h, pitch = rows + more_h, columns + more_w
+    pixels = sorted_h * pitch * phase.h.in_stride * phase.w.in_stride
+    return Area(rows, columns, sorted_h, pitch, pixels, next_group, next_warpgroup)
+
+
+@lru_cache(maxsize=4096)
+def _width(p: ConvProblem, positions: int) -> int:
+    """The best number of columns for so many positions whose rows follow each other."""
+    phase = max(_phases(p), key=lambda phase: phase.pixels * phase.taps)
     channels = align(p.c_group, _vector(p))
     # TF32 takes twice as long.
     products = positions * 64 * phase.taps * channels * p.itemsize / 4e12
+    tile = Tile(positions, positions, False, 64, channels, 1)
 
     def seconds(columns: int) -> float:
-        tile = Tile(positions, positions, columns, 64, channels, 1)
-        area = _area(phase, tile)
+        area = _rows_that_follow(phase, tile, columns)
         tiles = ceil_div(phase.h.count, area.rows) * ceil_div(phase.w.count, columns)
         return tiles * _tile_seconds(products, _copied(p, area.pixels), _stored(p, tile, area))
 
@@ -394,7 +411,7 @@ def _stored(p: ConvProblem, tile: Tile, area: Area) -> float:
     """Seconds of one warpgroup; they do not slow each other."""
     seconds = p.itemsize * tile.group_p * 64 / 38e9
     if p.layout == "NCHW":  # the first and the last bytes of each run are part of a sector
-        rows = area.rows if tile.in_eights else area.rows * tile.group_p / tile.p
+        rows = area.rows if tile.eights else area.rows * tile.group_p / tile.p
         seconds += 5e-9 * rows * 64
     return seconds
 
@@ -404,13 +421,14 @@ def _out_vector(p: ConvProblem, tile: Tile, area: Area) -> int:
     most = out_vector(p, rectangles=True)
     if p.layout == "NHWC":
         return most
-    pairs = tile.in_eights or (area.columns % 2 == 0 and area.pitch % 2 == 0)
+    pairs = tile.eights or (area.columns % 2 == 0 and area.pitch % 2 == 0)
     return 2 if most > 1 and pairs else 1
 
 
+@lru_cache(maxsize=4096)
 def _staging(p: ConvProblem, phase: Phase, tile: Tile, facts: Facts) -> Staging | None:
     """As much as fits of what makes a kernel fast; None where even the least does not fit."""
-    area = _area(phase, tile)
+    area = _area(p, phase, tile)
     # Copies of eight neighbouring threads, two chunks of four pixels, fall on all 32 banks.
     plane_pixels = area.pixels + (4 - area.pixels) % 8
     halo_bytes = VECTOR_BYTES * plane_pixels * _planes(p, tile)
@@ -455,7 +473,6 @@ def _staging(p: ConvProblem, phase: Phase, tile: Tile, facts: Facts) -> Staging 
     return None
 
 
-@cache
 def _shifts(phase: Phase, area: Area) -> np.ndarray:
     """Positions of the halo from the first tap's to each other one's."""
 

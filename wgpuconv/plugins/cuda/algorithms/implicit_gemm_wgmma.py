@@ -203,7 +203,10 @@ def _in_planes(p: ConvProblem) -> bool:
 
     The product is pointwise then, and copies along the pixels are aligned and cross no image.
     """
-    pointwise = (p.r, p.s, p.stride, p.padding) == (1, 1, (1, 1), (0, 0, 0, 0))
+    # A dilation of one tap means nothing, but allows an output padding.
+    pointwise = (p.r, p.s, p.stride, p.padding) == (1, 1, (1, 1), (0, 0, 0, 0)) and (
+        (p.out_h, p.out_w) == (p.h, p.w)
+    )
     return pointwise and p.layout == "NCHW" and p.h * p.w % (16 // p.itemsize) == 0
 
 

@@ -494,7 +494,7 @@ struct Store {
         each_run_of_pixels(first, [&](int at, int place) {
           copy_run<OUT_VECTOR>(staged + at, residual + place);
         });
-        __syncwarp();
+        __syncwarp();  // the residual is there
       }
 #pragma unroll
       for (int j = 0; j < SLICE / 8 && first + j * 8 < GROUP_P; j++) {
@@ -505,7 +505,7 @@ struct Store {
           store_pair(to, value(sums, 2 * half, to), value(sums, 2 * half + 1, to + 1));
         }
       }
-      __syncwarp();
+      __syncwarp();  // the slice is complete
       each_run_of_pixels(first, [&](int at, int place) {
         copy_run<OUT_VECTOR>(y + place, staged + at);
       });
@@ -527,12 +527,6 @@ __device__ inline void multiply(const Block& block, int thread, const Scalar* bi
   const unsigned next_group = params.next_group;
   const unsigned weights = (block.at(STAGES_AT) / 16 + first_m) | TILE_M << 16;
   const unsigned* words = reinterpret_cast<const unsigned*>(block.shared + WORDS_AT);
-  auto release = [&](unsigned barrier) {
-    __syncwarp();  // the products of all lanes are done
-    if (lane == 0) {
-      arrive(barrier);
-    }
-  };
 
   Turn<HALO_BUFFERS> halo;
   Turn<STAGES> stage;
@@ -554,7 +548,7 @@ __device__ inline void multiply(const Block& block, int thread, const Scalar* bi
                       block.shared + SLICES_AT + warpgroup * SLICES * SLICE_BYTES,
                       thread % 128};
     float acc[GROUP_P / 8][4] = {};
-    // What the products before the last ones read.
+    // The barriers of what the products before the last ones read.
     unsigned read_stage = 0;
     unsigned read_halo = 0;
     for (int chunk = 0; chunk < params.chunks; chunk++) {
@@ -577,11 +571,11 @@ __device__ inline void multiply(const Block& block, int thread, const Scalar* bi
         }
         commit_products();
         wait_products<1>();
-        if (!RESIDENT && read_stage) {
-          release(read_stage);
+        if constexpr (!RESIDENT) {
+          arrive_warp(read_stage, lane);
         }
-        if (step == 0 && read_halo) {
-          release(read_halo);
+        if (step == 0) {
+          arrive_warp(read_halo, lane);
         }
         read_stage = block.stage_free(stage.buffer);
         stage.next();
@@ -590,17 +584,15 @@ __device__ inline void multiply(const Block& block, int thread, const Scalar* bi
         read_halo = block.halo_free(buffer);
       } else {  // the next chunk comes only when this one's place is free
         wait_products<0>();
-        release(block.halo_free(buffer));
+        arrive_warp(block.halo_free(buffer), lane);
       }
       halo.next();
     }
     wait_products<0>();
-    if (!RESIDENT && read_stage) {
-      release(read_stage);
+    if constexpr (!RESIDENT) {
+      arrive_warp(read_stage, lane);
     }
-    if (read_halo) {
-      release(read_halo);
-    }
+    arrive_warp(read_halo, lane);
     if constexpr (CHANNELS_LAST) {
       store.filters_of_pixels(acc, residual, y);
     } else {
