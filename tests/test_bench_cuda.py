@@ -99,7 +99,7 @@ def test_what_a_device_lacks_is_its_refusal(run: Run, capsys: pytest.CaptureFixt
     assert bf16.refusals["wgpu"].startswith("bfloat16 needs a CUDA device")
     assert tf32.refusals["wgpu"].startswith("precision 'tf32' needs a CUDA device")
     assert "multiplies f16" in run.results[0].refusals["cuda implicit_gemm_mma"]
-    _print(bf16, run)
+    _print(bf16, run, ("kernel",))
     assert "wgpu: bfloat16 needs a CUDA device" in " ".join(capsys.readouterr().out.split())
 
 
