@@ -170,8 +170,8 @@ class Device:
 
     def __reduce__(self) -> NoReturn:
         raise DeviceError(
-            "a Device, and a Tensor or module on one, can be neither copied nor pickled; in "
-            "another process, open a Device and make it there"
+            "a Device, and a module or plan on one, can be neither copied nor pickled; in another "
+            "process, open a Device and make it there"
         )
 
     @property
