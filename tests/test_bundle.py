@@ -124,6 +124,28 @@ def test_what_is_no_bundle_is_refused_with_a_reason(
     assert store.entries() == []
 
 
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"version": list(range(1000))},
+        {"entries": [[*range(1000)]]},
+        {"entries": [{"backend": ["x" * 1000] * 1000}]},
+        {"entries": [{"backend": "x" * 1000, "adapter": {str(i): i for i in range(1000)}}]},
+        {"devices": [[[[*range(1000)]] * 1000]]},
+        {"devices": ["x" * 1000]},
+    ],
+)
+def test_a_message_shows_little_of_what_is_broken(
+    tmp_path: Path, broken: dict[str, object]
+) -> None:
+    path = tmp_path / "bundle.json"
+    good = {"format": "wgpuconv-tuning", "version": 2, "entries": [], "devices": []}
+    path.write_text(json.dumps(good | broken))
+    with pytest.raises(StoreError, match=r"\.\.\.") as caught:
+        read_bundle(path)
+    assert len(str(caught.value)) < len(str(path)) + 800
+
+
 def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
     (tmp_path / "bundle.json").write_bytes(b"\xff\xfe\xff")
     with pytest.raises(StoreError, match="it is no JSON; write it with"):

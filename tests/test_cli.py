@@ -450,6 +450,11 @@ def test_tune_takes_full_in_both_forms(
     assert asked == [mode]
 
 
+def test_tune_refuses_both_modes_at_once(folder: Path) -> None:
+    text = sentence("tune", TINY, "--full", "--tune", "auto")
+    assert "--full and --tune auto exclude each other; give one of them" in text
+
+
 def test_tune_shows_of_a_configuration_what_matters() -> None:
     config = {"tile_m": 32, "tm": 8, "tp": 8, "order": "snake", "last_barrier": True,
               "unroll": False, "splits": 1}  # fmt: skip

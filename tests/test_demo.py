@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import sys
 from pathlib import Path
 
@@ -145,6 +146,9 @@ def test_an_image_comes_back_as_it_was_written(channels: int, tmp_path: Path) ->
     ("name", "values", "white"),
     [
         ("deep.png", np.array([[0, 257, 65535]], np.uint16), 65535),
+        ("deep.pgm", np.array([[0, 257, 65535]], np.uint16), 65535),  # the mode of older pillows
+        ("deep.tif", np.array([[0, 257, 65535]], np.uint16), 65535),
+        ("signed.tif", np.array([[-5, 30000, 2**31 - 1]], np.int32), 2**31 - 1),
         ("float.tif", np.array([[0.0, 0.25, 1.0]], np.float32), 1),
     ],
 )
@@ -153,6 +157,18 @@ def test_a_deep_image_is_not_cut_to_bytes(
 ) -> None:
     pillow().fromarray(values).save(tmp_path / name)
     np.testing.assert_allclose(read_image(tmp_path / name), [values / white], rtol=1e-6)
+
+
+def test_a_deep_image_of_unsigned_integers(tmp_path: Path) -> None:
+    """Pillow reads them as signed, and writes no others: so the tag is changed that says which."""
+    path = tmp_path / "x.tif"
+    values = np.array([[0, 30000, 2**32 - 1]], np.uint32)
+    pillow().fromarray(values.view(np.int32)).save(path)
+    signed, unsigned = (struct.pack("<HHIH", 339, 3, 1, kind) for kind in (2, 1))
+    data = path.read_bytes()
+    assert data.count(signed) == 1
+    path.write_bytes(data.replace(signed, unsigned))
+    np.testing.assert_allclose(read_image(path), [values / (2**32 - 1)], rtol=1e-6)
 
 
 def test_what_an_image_cannot_show_is_clipped(tmp_path: Path) -> None:

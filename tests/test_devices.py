@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import copy
+import gc
 import importlib
 import os
 import pickle
@@ -261,10 +262,26 @@ def plugins(monkeypatch: pytest.MonkeyPatch):
 
 def test_what_lives_on_a_device_is_not_pickled(device: Device) -> None:
     weight = np.zeros((2, 1, 1, 1), np.float32)
-    for each in (device, wgpuconv.tensor(weight, device), wgpuconv.Conv2d(weight, device=device)):
+    on_it = tensor(weight, device), wgpuconv.Conv2d(weight, device=device)
+    plan = wgpuconv.plan_conv2d((1, 1, 4, 4), weight.shape, device=device)
+    for each in (device, *on_it, plan):
         for copied in (pickle.dumps, copy.deepcopy):
             with pytest.raises(DeviceError, match="neither copied nor pickled; in another proc"):
                 copied(each)
+
+
+def test_a_shallow_copy_never_holds_what_went_back(device: Device) -> None:
+    """A tensor's would be left without its buffer; a module's keeps the tensors themselves."""
+    for each in (device, tensor(X, device)):
+        with pytest.raises(DeviceError, match="neither copied nor pickled"):
+            copy.copy(each)
+    layer = wgpuconv.Conv2d(W, device=device)
+    copied = copy.copy(layer)
+    del layer
+    gc.collect()
+    other = tensor(np.zeros_like(W), device)  # would get the weight's buffer
+    np.testing.assert_array_equal(copied(X), Y)
+    assert other.buffer is not copied.weight.buffer
 
 
 def test_the_entry_point_call_is_real() -> None:

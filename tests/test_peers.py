@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 import re
 import subprocess
 import sys
@@ -179,6 +180,24 @@ def test_the_same_arrays_are_written_once_and_others_anew(fake: PeerProcess) -> 
     assert not any(Path(fake._arrays.name).iterdir())
     fake.load(SMALL, PLAIN, data)  # written again, though it is the same array
     assert whole(fake, PLAIN).flat[0] == 1
+
+
+def test_others_are_told_apart_where_times_of_files_are_coarse(
+    fake: PeerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = np.save
+
+    def at_one_time(path: Path, array: np.ndarray, **options: Any) -> None:
+        save(path, array, **options)
+        os.utime(path, (0, 0))
+
+    monkeypatch.setattr(np, "save", at_one_time)
+    for value in (1.0, 5.0, 3.0):
+        fake.load(SMALL, PLAIN, arrays(value))
+        assert whole(fake, PLAIN).flat[0] == value
+        assert fake.end_to_end(PLAIN, arrays(value / 2)) == value / 2
+    (last,) = Path(fake._arrays.name).glob("*.npy")
+    assert last.name == "bias-6.npy", "those that were replaced are gone"
 
 
 def test_dtypes(fake: PeerProcess) -> None:

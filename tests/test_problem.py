@@ -150,7 +150,21 @@ def test_bad_texts(text: str, says: str) -> None:
         (lambda: conv(bias_shape=(6, 1)), ProblemError, r"bias must have shape \(6,\)"),
         (lambda: conv(bias_shape=()), ProblemError, r"bias must have shape \(6,\)"),
         (lambda: conv(stride=0), ProblemError, "stride must be positive, got 0"),
-        (lambda: conv(stride=(1, -2)), ProblemError, "stride must be positive, got -2"),
+        (
+            lambda: conv(stride=(1, -2)),
+            ProblemError,
+            r"stride must be positive, got -2 as the second of \(1, -2\)$",
+        ),
+        (
+            lambda: conv(stride=(1, "a")),
+            DtypeError,
+            r"an integer or a pair of them, got 'a' \(str\) as the second of \(1, 'a'\)$",
+        ),
+        (
+            lambda: conv(stride=[None]),
+            DtypeError,
+            r"got None \(NoneType\) as the first of \[None\]$",
+        ),
         (lambda: conv(stride=(1, 2, 3)), ProblemError, "integer or a pair of them"),
         (lambda: conv(stride=()), ProblemError, "integer or a pair of them"),
         (
@@ -174,11 +188,15 @@ def test_bad_texts(text: str, says: str) -> None:
         (lambda: conv(dilation=0), ProblemError, "dilation must be positive, got 0"),
         (lambda: conv(dilation=(2, "x")), DtypeError, "dilation must be an integer"),
         (lambda: conv(padding=-1), ProblemError, "padding must be zero or positive, got -1"),
-        (lambda: conv(padding=((1, 2), (3, -4))), ProblemError, "zero or positive, got -4"),
+        (lambda: conv(padding=((1, 2), (3, -4))), ProblemError, r"got -4 as the right of \(\("),
         (lambda: conv(padding=((1, 2), (3,))), ProblemError, r"\(\(top, bottom\), \(left"),
         (lambda: conv(padding=((1, 2), "ab")), ProblemError, r"\(\(top, bottom\), \(left"),
         (lambda: conv(padding=(1, (2, 3))), DtypeError, "padding must be an integer"),
-        (lambda: conv(padding=(1, 2, 3, 4)), ProblemError, r": \(\(1, 2\), \(3, 4\)\) instead of"),
+        (
+            lambda: conv(padding=(1, 2, 3, 4)),
+            ProblemError,
+            r"is written \(\(top, bottom\), \(left, right\)\), got \(1, 2, 3, 4\)$",
+        ),
         (lambda: conv(padding=1.0), DtypeError, "padding must be an integer"),
         (lambda: conv(padding="SAME"), ProblemError, "'valid', 'same', an integer"),
         (
@@ -236,6 +254,17 @@ def test_layouts_in_lower_case() -> None:
     )
     assert lower == upper
     assert lower.c == 4
+
+
+def test_a_problem_has_one_of_two_layouts_however_it_is_made() -> None:
+    """One that has neither would show itself as NCHW and be computed as NHWC."""
+    upper = conv().with_(layout="NHWC")
+    assert conv().with_(layout="nhwc") == upper
+    assert str(conv().with_(layout="nhwc")) == str(upper)
+    assert ConvProblem("conv2d", "f32", 1, 1, 1, 1, 1, 1, 1, layout="nchw").layout == "NCHW"
+    for layout in ("HWC", None, 1):
+        with pytest.raises(ProblemError, match="layout must be 'NCHW' or 'NHWC', got"):
+            conv().with_(layout=layout)
 
 
 def test_arrays_as_pairs() -> None:

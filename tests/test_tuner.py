@@ -35,7 +35,7 @@ from wgpuconv.plan import Config, Plan
 from wgpuconv.planner import Candidate, lower, survey
 from wgpuconv.problem import ACTIVATIONS, Activation
 from wgpuconv.tuning import tuner as tuner_module
-from wgpuconv.tuning.session import MOST_CANDIDATES, MOST_CONFIGS, shortlist
+from wgpuconv.tuning.session import LEAST, MOST_CANDIDATES, MOST_CONFIGS, shortlist
 from wgpuconv.tuning.store import Entry, Store, Trial
 from wgpuconv.tuning.timing import HARDWARE, SOFTWARE, Rules, Timing, measure, spin_up
 from wgpuconv.tuning.tuner import FAMILY, Choice, Tuner
@@ -357,10 +357,31 @@ def test_making_and_uploading_data_does_not_count() -> None:
 
 def test_a_few_are_measured_however_long_each_takes() -> None:
     """The cost model may be wrong about the largest problems too."""
+    costs = fakes(1.0, 1.1, 1.2, 1.3)
     seconds = {label("a"): 2e-3, label("b"): 1.5e-3, label("c"): 1e-3, label("d"): 5e-4}
-    machine = Machine(fakes(1.0, 1.1, 1.2, 1.3), seconds, compile_seconds=5.0)
-    choice = choose(tuner(machine, budget=1.0))
+    choice = choose(tuner(Machine(costs, seconds, compile_seconds=5.0), budget=1.0))
     assert choice.candidate.algorithm == "c"
+    assert len(choice.timings) == LEAST
+
+
+@pytest.mark.parametrize(
+    ("right", "tried"),
+    [("a", 2 * LEAST), ("f", 2 * LEAST), ("kl", 11), ("cde", 5), ("", 16)],
+)
+def test_candidates_that_fail_slowly_are_not_all_tried(right: str, tried: int) -> None:
+    """A few attempts past the deadline; further ones only until one is right."""
+    names = "abcdefghijklmnop"
+    faults = {label(name): ShaderError("no") for name in names if name not in right}
+    machine = Machine(
+        fakes(*(1 + i / 100 for i in range(16))), faults=dict(faults), compile_seconds=1.0
+    )
+    if not right:  # none of the shortlist: the others, then
+        machine.algorithms = (*machine.algorithms, Fake("far", [50.0, 51.0]))
+        assert choose(tuner(machine, budget=1.0)).candidate.label == label("far")
+        assert machine.compiled[tried:] == [label("far")]
+        return
+    assert choose(tuner(machine, budget=1.0)).candidate.algorithm in right
+    assert len(machine.compiled) == tried
 
 
 def test_without_any_budget_one_is_verified_and_taken() -> None:

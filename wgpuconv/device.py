@@ -100,8 +100,8 @@ class Device:
     ``trusted=False`` keeps wgpu-native's own run-time checks in shaders.
 
     ``tune`` says how the fastest kernel is found: ``"auto"`` measures a few candidates the
-    first time a problem is met on a GPU, within a budget of a second, or what the environment
-    variable WGPUCONV_TUNE_BUDGET says (not on a software driver),
+    first time a problem is met on a GPU, with a budget of a second, or what the environment
+    variable WGPUCONV_TUNE_BUDGET says, but at least three (not on a software driver),
     ``"full"`` all of them, ``"stored"`` uses what was measured before, else the cost model,
     and ``"off"`` the cost model alone. Without it, the environment variable WGPUCONV_TUNE
     is used, then "auto". Before the first problem of all is measured, the device's own speeds are.
@@ -170,8 +170,8 @@ class Device:
 
     def __reduce__(self) -> NoReturn:
         raise DeviceError(
-            "a Device, and a Tensor or module on one, can be neither copied nor pickled; in "
-            "another process, open a Device and make it there"
+            "a Device, and a module or plan on one, can be neither copied nor pickled; in another "
+            "process, open a Device and make it there"
         )
 
     @property

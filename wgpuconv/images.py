@@ -11,8 +11,8 @@ from .errors import MissingExtraError, ProblemError
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff")
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
-_WHITE = {"I": 65535.0, "F": 1.0}
-"""What pillow's modes of one deep channel hold where it is white; a conversion would clip it."""
+_BITS, _FORMAT, _SIGNED = 258, 339, 2
+"""A TIFF's tags of how many bits a sample has and of what kind it is, and that kind of integers."""
 
 
 def pillow() -> Any:
@@ -33,14 +33,22 @@ def is_image(path: Path) -> bool:
 
 
 def read_image(path: Path) -> np.ndarray:
-    """An image with 1, 3 or 4 channels as it has, of 8 or 16 bits or float; others become RGB."""
+    """An image with 1, 3 or 4 channels as it has them; others become RGB.
+
+    One channel may be of 16 or 32 bits, whose largest integer is 1, or of floats, which stay as
+    they are. Of several channels in 16 bits pillow reads the upper 8.
+    Raises ProblemError where the file holds no image, FileNotFoundError where there is none.
+    """
     image_module = pillow()
     try:
         with image_module.open(path) as image:
-            white = _WHITE.get(image.mode.partition(";")[0], 255.0)
+            white = _white(image)
             if white == 255 and image.mode not in _MODES.values():
                 image = image.convert("RGB")
-            pixels = np.asarray(image, np.float32)
+            pixels = np.asarray(image)
+            if white == 2**32 - 1:  # which pillow reads as signed
+                pixels = pixels.view(np.uint32)
+            pixels = pixels.astype(np.float32)
     except FileNotFoundError:
         raise
     except (OSError, SyntaxError, ValueError) as error:  # pillow raises these for broken files
@@ -48,6 +56,17 @@ def read_image(path: Path) -> np.ndarray:
     pixels = pixels.reshape(*pixels.shape[:2], -1)
     values: np.ndarray = np.ascontiguousarray(pixels.transpose(2, 0, 1)) / np.float32(white)
     return values
+
+
+def _white(image: Any) -> int:
+    """What a pixel of an opened image holds where it is white, which a TIFF's tags say where pillow
+    has a single mode for several depths."""
+    mode = image.mode.partition(";")[0]
+    if mode != "I":
+        return 1 if mode == "F" else 255
+    tags = getattr(image, "tag_v2", {})
+    bits, kind = tags.get(_BITS, (16,))[0], tags.get(_FORMAT, (1,))[0]
+    return int(2 ** (bits - (kind == _SIGNED)) - 1)
 
 
 def to_pixels(values: np.ndarray) -> np.ndarray:

@@ -115,10 +115,13 @@ class ConvProblem:
     height and width. ``padding`` is (top, bottom, left, right); for ``conv_transpose2d``
     it is cropped from the output, as in PyTorch. The weight is (K, C/groups, R, S) for
     ``conv2d`` and (C, K/groups, R, S) for ``conv_transpose2d``, in either ``layout``;
-    ``layout`` orders the input and the output, and the ``residual``, an array like the output
-    that is added before the activation. ``precision`` "tf32" allows a kernel to round
-    float32 inputs and weights to TF32 (10 bits of mantissa) before it multiplies; sums stay in
-    float32.
+    ``layout`` ('NCHW' or 'NHWC'; lower case becomes that) orders the input and the output, and
+    the ``residual``, an array like the output that is added before the activation.
+    ``precision`` "tf32" allows a kernel to round float32 inputs and weights to TF32 (10 bits of
+    mantissa) before it multiplies; sums stay in float32.
+
+    Made directly it is validated in nothing but its layout (ProblemError where that is neither);
+    :meth:`from_call` and :meth:`parse` validate all of it.
     """
 
     op: Op
@@ -140,6 +143,10 @@ class ConvProblem:
     residual: bool = False
     activation: Activation = IDENTITY
     precision: str = "default"
+
+    def __post_init__(self) -> None:
+        if self.layout not in LAYOUTS:  # not in every call: as_layout is slower than this
+            object.__setattr__(self, "layout", as_layout(self.layout))
 
     # ---- derived ----
 
@@ -481,7 +488,7 @@ class ConvProblem:
         )
 
     def with_(self, **changes: Any) -> ConvProblem:
-        """A copy with some fields changed, not validated again."""
+        """A copy with some fields changed, of which the layout alone is validated again."""
         return replace(self, **changes)
 
 
@@ -561,19 +568,22 @@ def _is_sequence(value: Any) -> bool:
     )
 
 
-def _integer(name: str, value: Any, *, least: int, form: str = "an integer") -> int:
-    """``form`` is what else the value may have been, for the message."""
+def _integer(
+    name: str, value: Any, *, least: int, form: str = "an integer", place: str = ""
+) -> int:
+    """``form`` is what else the value may have been, and ``place`` what it is of, for messages."""
     try:
         if isinstance(value, bool):  # PyTorch refuses it too
             raise TypeError
         number = operator.index(value)
     except TypeError:
-        raise DtypeError(f"{name} must be {form}, got {value!r} ({type(value).__name__})") from None
+        kind = type(value).__name__
+        raise DtypeError(f"{name} must be {form}, got {value!r} ({kind}){place}") from None
     if number < least:
         bound = "positive" if least == 1 else "zero or positive"
-        raise ProblemError(f"{name} must be {bound}, got {value!r}")
+        raise ProblemError(f"{name} must be {bound}, got {value!r}{place}")
     if number > _BIGGEST:
-        raise ProblemError(f"{name} must be below 2^31, got {value!r}")
+        raise ProblemError(f"{name} must be below 2^31, got {value!r}{place}")
     return number
 
 
@@ -587,8 +597,11 @@ def _pair(name: str, value: Any, *, least: int) -> Pair:
         return (number, number)
     if len(value) not in (1, 2):
         raise ProblemError(f"{name} must be {form}, got {value!r}")
-    first, last = value[0], value[-1]
-    return (_integer(name, first, least=least), _integer(name, last, least=least))
+    first, last = (
+        _integer(name, value[i], least=least, form=form, place=f" as the {which} of {value!r}")
+        for i, which in ((0, "first"), (-1, "second"))
+    )
+    return (first, last)
 
 
 def _padding(value: Any, op: Op, stride: Pair, dilation: Pair, taps: Pair) -> Pads:
@@ -614,13 +627,15 @@ def _padding(value: Any, op: Op, stride: Pair, dilation: Pair, taps: Pair) -> Pa
             raise ProblemError(
                 f"explicit padding must be ((top, bottom), (left, right)), got {value!r}"
             )
-        top, bottom, left, right = (_integer("padding", v, least=0) for side in value for v in side)
+        numbers = [v for side in value for v in side]
+        top, bottom, left, right = (
+            _integer("padding", v, least=0, place=f" as the {which} of {value!r}")
+            for v, which in zip(numbers, ("top", "bottom", "left", "right"), strict=True)
+        )
         return (top, bottom, left, right)
-    if _is_sequence(value) and len(value) == 4:
-        a, b, c, d = value
+    if _is_sequence(value) and len(value) == 4:  # whose order differs between libraries
         raise ProblemError(
-            "padding of four numbers is written ((top, bottom), (left, right)): "
-            f"(({a}, {b}), ({c}, {d})) instead of {value!r}"
+            f"padding of four numbers is written ((top, bottom), (left, right)), got {value!r}"
         )
     vertical, horizontal = _pair("padding", value, least=0)
     return (vertical, vertical, horizontal, horizontal)

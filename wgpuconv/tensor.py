@@ -6,13 +6,13 @@ import math
 import operator
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
 from .device import Device, default_device, shared_device
 from .dtypes import ALLOWED, as_dtype, dtype_name
-from .errors import DtypeError, MixedDevicesError, ProblemError, described
+from .errors import DeviceError, DtypeError, MixedDevicesError, ProblemError, described
 from .plan import align
 
 HOW_TO_CONVERT = "convert it with .astype(numpy.float32)"
@@ -90,6 +90,13 @@ class Tensor:
         if copy is False:
             raise ValueError("a Tensor lives on a device; its values cannot be had without a copy")
         return self.numpy().astype(dtype or self.dtype, copy=False)
+
+    def __reduce__(self) -> NoReturn:
+        # A shallow copy would not keep its buffer: that goes back with the original.
+        raise DeviceError(
+            "a Tensor can be neither copied nor pickled; in another process, open a Device and "
+            "make it there; here wgpuconv.tensor(t.numpy(), t.device) makes another"
+        )
 
     def __repr__(self) -> str:
         return f"Tensor(shape={self.shape}, dtype={self.dtype}, device={self.device.name!r})"

@@ -39,9 +39,13 @@ STAGED_BYTES = 16384
 MOST_TAPS_ACROSS = 16
 """Taps of a row, which are written out: more take a driver seconds to compile."""
 REGISTERS = 64 << 10
-"""Of a core; an invocation needs some besides those of its sums."""
+"""Of a core, those of an H200; an invocation needs some besides those of its sums.
+
+This and CACHED are part of a fit to times on an H200, and stand for every GPU, since WebGPU tells
+neither: they order candidates, of which the tuner measures several. Where it does not, a wrong one
+costs some speed, never a right result."""
 CACHED = 40 << 20
-"""Bytes that stay in the cache of a large GPU from one run to the next."""
+"""Bytes that stay in a cache from one run to the next: most of an H200's 50 MB (see REGISTERS)."""
 
 
 class DirectTiled(Algorithm):

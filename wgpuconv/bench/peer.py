@@ -231,26 +231,25 @@ def _problem(request: Mapping[str, Any]) -> ConvProblem:
 
 
 class _Arrays:
-    """What the runner has handed over. All variants of a problem get the same arrays, and a large
-    one takes long to read."""
+    """What the runner has handed over, the newest of each role. All variants of a problem get the
+    same arrays, and a large one takes long to read; no file is ever written twice."""
 
     def __init__(self) -> None:
-        self._read: dict[str, tuple[int, Array]] = {}
+        self._read: dict[str, tuple[str, Array]] = {}
 
     def of(self, request: Mapping[str, Any]) -> dict[str, Array]:
-        return {role: self._load(path) for role, path in request["data"].items()}
+        return {role: self._load(role, path) for role, path in request["data"].items()}
 
     def clear(self) -> None:
         self._read.clear()
 
-    def _load(self, path: str) -> Array:
-        written = os.stat(path).st_mtime_ns
-        if self._read.get(path, (None,))[0] != written:
+    def _load(self, role: str, path: str) -> Array:
+        if self._read.get(role, (None,))[0] != path:
             array = np.load(path, allow_pickle=False)
             # A file has bfloat16 as two bytes of no type.
             array = array.view(numpy_dtype("bf16")) if array.dtype.kind == "V" else array
-            self._read[path] = written, array
-        return self._read[path][1]
+            self._read[role] = path, array
+        return self._read[role][1]
 
 
 def is_seconds(value: Any) -> bool:

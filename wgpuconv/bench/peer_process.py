@@ -8,6 +8,7 @@ in a sentence with the exit status and what the process last wrote to standard e
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -82,7 +83,8 @@ class PeerProcess:
         )
         self._child: _Child | None = None
         self._loaded: dict[str, ConvProblem] = {}
-        self._shared: dict[str, Array] = {}
+        self._shared: dict[str, tuple[Array, Path]] = {}
+        self._numbers = itertools.count(1)
         self._end = ""
         """How the last process ended, if it was not asked to."""
 
@@ -225,13 +227,21 @@ class PeerProcess:
         return [python, "-P", "-c", _START, "\n".join(ours), str(self._script), self._arrays.name]
 
     def _share(self, data: Mapping[str, Array]) -> dict[str, str]:
-        """Paths of the arrays by role; what lies there already is not written again."""
-        paths = {role: Path(self._arrays.name, f"{role}.npy") for role in data}
+        """Paths of the arrays by role; what lies there already is not written again.
+
+        Others get files of new names, so that a name tells the peer whether it has read them.
+        """
         for role, array in data.items():
-            if self._shared.get(role) is not array:
-                np.save(paths[role], array, allow_pickle=False)
-                self._shared[role] = array
-        return {role: str(path) for role, path in paths.items()}
+            known = self._shared.get(role)
+            if known is not None:
+                if known[0] is array:
+                    continue
+                del self._shared[role]
+                known[1].unlink(missing_ok=True)
+            path = Path(self._arrays.name, f"{role}-{next(self._numbers)}.npy")
+            np.save(path, array, allow_pickle=False)
+            self._shared[role] = array, path
+        return {role: str(self._shared[role][1]) for role in data}
 
 
 class _EndedError(Exception):

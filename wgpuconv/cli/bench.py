@@ -351,7 +351,8 @@ def results_table(
 LONG, SHORT = 30, 15
 """Characters that a side's name has on its line, with and without its device or peer."""
 _ROOM = {"us": 7, "scratch": 8, "call": 7, "numpy": 7}
-"""Characters that cells may need beyond their column's title, 9.99 million us or 1023 KiB."""
+"""Characters that cells may need, 9.99 million us or 1023 KiB, however short their column's title
+is."""
 SPARED = ("scratch", "roof", "numpy", "call", "error")
 """Columns that fall away, in this order, where a terminal is too narrow; files have them all."""
 

@@ -34,7 +34,7 @@ TuneOption = Annotated[
     Tune | None,
     typer.Option(
         "--tune",
-        help="auto: measure a few candidates within a second; full: all of them; "
+        help="auto: measure a few candidates in about a second; full: all of them; "
         "off: none; stored: only use what was measured before.",
     ),
 ]

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ..errors import ProblemError
 from ..plan import Config
 from ..tuning.store import Store, default_path
 from .options import DeviceOption, JsonOption, Tune, open_device
@@ -40,9 +41,11 @@ def command(
     onnx: OnnxOption = None,
     full: Annotated[bool, typer.Option("--full", help="The same as --tune full.")] = False,
     tune: Annotated[
-        Measuring,
-        typer.Option(help="auto: measure a few candidates of a problem; full: all of them."),
-    ] = Measuring.auto,
+        Measuring | None,
+        typer.Option(
+            help="auto, the default: measure a few candidates of a problem; full: all of them."
+        ),
+    ] = None,
     batch: BatchOption = None,
     size: SizeOption = None,
     dtype: Annotated[
@@ -58,6 +61,8 @@ def command(
     With --onnx, for each convolution of a model, so that its first run has nothing to measure.
     A software driver is only measured with --full.
     """
+    if full and tune is Measuring.auto:
+        raise ProblemError("--full and --tune auto exclude each other; give one of them")
     entries = chosen(
         problems,
         onnx,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from ..errors import StoreError
-from .store import Entry, Speeds, Store, entry_of, speeds_of
+from .store import Entry, Speeds, Store, brief, entry_of, speeds_of
 
 FORMAT = "wgpuconv-tuning"
 VERSION = 2
@@ -56,7 +56,7 @@ def read_bundle(path: str | os.PathLike[str]) -> Bundle:
         raise StoreError(f'{path} is no tuning bundle: it lacks "format": "{FORMAT}"; {_REMEDY}')
     if data.get("version") != VERSION:
         raise StoreError(
-            f"{path} is a tuning bundle of version {data.get('version')!r}, "
+            f"{path} is a tuning bundle of version {brief(data.get('version'))}, "
             f"this wgpuconv reads version {VERSION}; {_REMEDY}"
         )
     entries = _list(data, "entries", entry_of, path)

@@ -22,11 +22,13 @@ COST_RANGE = 4.0
 """How many times the least guess a candidate's guess may be, to be worth measuring."""
 PREPARATION, SIBLINGS = 0.5, 0.8
 """Shares of the budget after which no further candidate of the shortlist, and no further sibling
-of its best, is compiled; the rest is for timing. (The spin-up comes on top.)"""
+of its best, is compiled; the rest is for timing. (Making and uploading the data, and the spin-up,
+come on top.)"""
 
 LEAST = 3
-"""Candidates of the shortlist, each of another algorithm, that hardware measures in any case, if
-anything: a problem so large that verifying one takes half a second is worth the time."""
+"""Candidates of the shortlist that are measured whatever they take, where so many are right
+among the first 2 * LEAST: a problem so large that verifying one takes half a second is worth the
+time. They are of as many algorithms as the shortlist has, since it begins with the best of each."""
 
 AT_ONCE = 8
 """Candidates whose kernels are compiled side by side."""
@@ -61,9 +63,9 @@ def make_ready(candidate: Candidate, lower: Lower, machine: Machine) -> Ready:
 class Session:
     """Measures the candidates of a survey: all of them, or what a budget of seconds allows.
 
-    With a budget, a shortlist comes first, until half of it is spent. Then come the siblings of
-    its best: the cost model cannot tell them apart, so that one stood for all. Then all that are
-    right are timed together.
+    With a budget, a shortlist comes first, until half of it is spent and LEAST are right. Then
+    come the siblings of its best: the cost model cannot tell them apart, so that one stood for
+    all. Then all that are right are timed together.
     """
 
     def __init__(
@@ -107,8 +109,7 @@ class Session:
     def _gather(self) -> None:
         candidates, full = self._found.candidates, self._budget == math.inf
         first = list(candidates) if full else shortlist(candidates)
-        wanted = self._rules.spin_up and self._budget > 0
-        self._admit(first, PREPARATION, least=LEAST if wanted else 1)
+        self._admit(first, PREPARATION, least=LEAST if self._budget > 0 else 1)
         if not self._ready:  # the promising ones all failed: any that is right will do
             self._admit([c for c in candidates if c not in first], -1.0)
         if any(self._siblings(r) for r in self._ready):
@@ -135,10 +136,15 @@ class Session:
         ]
 
     def _admit(self, candidates: Sequence[Candidate], share: float, *, least: int = 1) -> None:
-        """Compiles and verifies candidates for a share of the budget, and so many in any case."""
+        """Compiles and verifies candidates for a share of the budget.
+
+        Beyond it goes on until ``least`` are right, at most with the first ``2 * least``; but
+        until one is there, with all.
+        """
         admitted = 0
         for number, candidate in enumerate(candidates):
-            if admitted >= least and self._clock() > self._after(share):
+            enough = admitted >= least or (self._ready and number >= 2 * least)
+            if enough and self._clock() > self._after(share):
                 break
             if number % AT_ONCE == 0:
                 self._warm(candidates[number : number + AT_ONCE])

@@ -17,6 +17,7 @@ import contextlib
 import json
 import math
 import os
+import reprlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -173,13 +174,13 @@ class Winner(NamedTuple):
 def entry_of(data: Any) -> Entry:
     """The entry that such JSON holds. Raises ValueError with a reason where it holds none."""
     if not isinstance(data, dict):
-        raise ValueError(f"an entry must be an object, got {data!r}")
+        raise ValueError(f"an entry must be an object, got {brief(data)}")
     key = Key(*(_checked(data, name, str) for name in Key._fields))
     _check_problem(key.problem)
     trials = []
     for trial in _checked(data, "trials", list):
         if not isinstance(trial, dict):
-            raise ValueError(f"a trial must be an object, got {trial!r}")
+            raise ValueError(f"a trial must be an object, got {brief(trial)}")
         trials.append(
             Trial(
                 _checked(trial, "algorithm", str),
@@ -203,10 +204,19 @@ def entry_of(data: Any) -> Entry:
 def speeds_of(data: Any) -> Speeds:
     """The speeds that such JSON holds. Raises ValueError with a reason where it holds none."""
     if not isinstance(data, dict):
-        raise ValueError(f"speeds must be an object, got {data!r}")
+        raise ValueError(f"speeds must be an object, got {brief(data)}")
     key = DeviceKey(*(_checked(data, name, str) for name in DeviceKey._fields))
     bandwidth, fma_rate = _rate(data, "bandwidth"), _rate(data, "fma_rate")
     return Speeds(key, bandwidth, fma_rate, _checked(data, "date", str))
+
+
+_repr = reprlib.Repr()
+_repr.maxlevel, _repr.maxstring, _repr.maxother = 1, 80, 80
+
+
+def brief(value: Any) -> str:
+    """A value of JSON for a message: a few elements of an array or object, which may be large."""
+    return _repr.repr(value)
 
 
 def _checked(data: dict[str, Any], name: str, kind: type[T]) -> T:
@@ -214,7 +224,7 @@ def _checked(data: dict[str, Any], name: str, kind: type[T]) -> T:
         raise ValueError(f"{name!r} is missing")
     value = data[name]
     if not isinstance(value, kind):
-        raise ValueError(f"{name!r} must be {_JSON_NAMES[kind]}, got {value!r}")
+        raise ValueError(f"{name!r} must be {_JSON_NAMES[kind]}, got {brief(value)}")
     return value
 
 
@@ -223,20 +233,20 @@ _JSON_NAMES: dict[type, str] = {str: "a string", dict: "an object", list: "an ar
 
 def _check_problem(text: str) -> None:
     if ConvProblem.parse(text).empty:  # and no other size is near to it
-        raise ValueError(f"nothing can have been measured of {text!r}, which has no images")
+        raise ValueError(f"nothing can have been measured of {brief(text)}, which has no images")
 
 
 def _config(data: dict[str, Any]) -> Config:
     config = _checked(data, "config", dict)
     if not all(isinstance(value, (int, float, bool, str)) for value in config.values()):
-        raise ValueError(f"'config' must hold numbers, booleans and names, got {config!r}")
+        raise ValueError(f"'config' must hold numbers, booleans and names, got {brief(config)}")
     return config
 
 
 def _sources(data: dict[str, Any]) -> dict[str, str]:
     sources = _checked(data, "sources", dict)
     if not all(isinstance(hashed, str) for hashed in sources.values()):
-        raise ValueError(f"'sources' must map names to hashes, got {sources!r}")
+        raise ValueError(f"'sources' must map names to hashes, got {brief(sources)}")
     return sources
 
 
@@ -245,7 +255,7 @@ def _seconds(data: dict[str, Any], name: str) -> float | None:
         return None
     value = data[name]
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e9:
-        raise ValueError(f"{name!r} must be seconds, got {value!r}")
+        raise ValueError(f"{name!r} must be seconds, got {brief(value)}")
     return float(value)
 
 
@@ -254,7 +264,7 @@ def _rate(data: dict[str, Any], name: str) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-        raise ValueError(f"{name!r} must be a rate a second or null, got {value!r}")
+        raise ValueError(f"{name!r} must be a rate a second or null, got {brief(value)}")
     return float(value)
 
 
