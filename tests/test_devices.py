@@ -84,6 +84,22 @@ def test_unknown_names_are_answered_with_what_is_installed(
         Device("Voodoo")
 
 
+def test_where_nothing_is_installed_plugins_are_missed(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkout that is only on the path has no entry points."""
+
+    def distribution(name: str) -> None:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "distribution", distribution)
+    monkeypatch.setattr(device_module, "plugins", lambda: [])
+    with pytest.raises(
+        NoAdapterError, match=r"as 'cuda', are known where wgpuconv is installed.*-e"
+    ):
+        Device("cuda")
+
+
 def test_unknown_name(device: Device) -> None:
     with pytest.raises(NoAdapterError) as caught:
         Device("Voodoo 3dfx")

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from numbers import Integral
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from .algorithms import Algorithm, find
@@ -446,6 +447,7 @@ def _open(spec: str | None, trusted: bool, limits: Limits | None) -> Any:
                 raise NoAdapterError(
                     f"no device is named like {spec!r}{origin}; there are {names}, and {kinds} "
                     "for the best one of each kind; 'wgpuconv devices' lists all"
+                    f"{_missing_plugins()}"
                 )
             adapters = matching
     if not adapters:
@@ -464,6 +466,21 @@ def _plugins() -> Iterable[EntryPoint]:
     import importlib.metadata  # a tenth of the package's import, for what is needed once
 
     return importlib.metadata.entry_points(group=PLUGIN_GROUP)
+
+
+def _missing_plugins() -> str:
+    """Why devices of plugins, our own among them, are not known; empty where they are."""
+    from importlib.metadata import PackageNotFoundError, distribution
+
+    try:
+        distribution("wgpuconv")
+    except PackageNotFoundError:
+        folder = Path(__file__).parents[1]
+        return (
+            f" (those of plugins, as 'cuda', are known where wgpuconv is installed, and {folder} "
+            f"is not: pip install -e {folder})"
+        )
+    return ""
 
 
 def _is_named(adapter: Any, spec: str) -> bool:
