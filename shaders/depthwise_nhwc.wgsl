@@ -83,7 +83,7 @@ fn main(
       let value = vec4<f32>(x[(row + min(iw, params.w - 1u)) * params.quads + quad]);
       let v = select(vec4<f32>(0.0), value, ih < params.h && iw < params.w);
       for (var h = 0u; h < ROWS; h++) { // @unroll
-        let r = i - h * STRIDE_H;  // before this output's window it wraps to a huge number
+        let r = u32(i32(i) - i32(h * STRIDE_H));  // before this output's window a huge number
         if (r < R) {
           acc[h] = fma(v, taps[min(r, R - 1u) * S + s], acc[h]);
         }

@@ -86,7 +86,7 @@ fn main(
       pairs[j] = select(vec2<f32>(0.0), value, counts);
     }
     for (var h = 0u; h < ROWS; h++) { // @unroll
-      let r = i - h * STRIDE_H;  // before this output's window it wraps to a huge number
+      let r = u32(i32(i) - i32(h * STRIDE_H));  // before this output's window a huge number
       if (r < R) {
         for (var s = 0u; s < S; s++) { // @unroll
           let tap = taps[min(r, R - 1u) * S + s];

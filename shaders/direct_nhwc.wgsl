@@ -141,7 +141,7 @@ fn main(
           }
         }
         for (var h = 0u; h < ROWS; h++) { // @unroll
-          let r = i - h * STRIDE_H;  // before this output's window it wraps to a huge number
+          let r = u32(i32(i) - i32(h * STRIDE_H));  // before this output's window a huge number
           if (r < TAPS_H) {
             let weight_row = (c * TAPS_H + r) * TAPS_W * QUADS;
             for (var s = 0u; s < TAPS_W; s++) { // @unroll if UNROLL_TAPS

@@ -872,7 +872,10 @@ def program(*arguments: str, **environment: str) -> subprocess.CompletedProcess[
 
 def test_json_is_all_that_a_program_sees() -> None:
     done = program("explain", TINY, "--json", "--tune", "off")
-    assert (done.returncode, done.stderr) == (0, "")
+    # What wgpu 0.31 says of its own where there is no display.
+    native = ("Unable to find extension", "No windowing system", "No config found")
+    said = [line for line in done.stderr.splitlines() if not line.startswith(native)]
+    assert (done.returncode, said) == (0, [])
     assert json.loads(done.stdout)["problem"] == TINY
 
 

@@ -42,10 +42,12 @@ _TAIL = 5
 _PACKAGE = Path(__file__).parent.parent
 
 # The peer's environment may be one of its own (two libraries may exclude each other), so what it
-# has wins, and what it lacks, this package too, comes from ours. -P and the order also keep a
-# script in the peers' folder from hiding a library of that name.
+# has wins, and what it lacks, this package too, comes from ours. The order, without the working
+# directory ('', which -P would spare newer Pythons), also keeps a script in the peers' folder from
+# hiding a library of that name.
 _START = (
     "import runpy, sys; script, *more = sys.argv[2:]; "
+    "sys.path = [path for path in sys.path if path]; "
     "sys.path += [path for path in sys.argv[1].split('\\n') if path not in sys.path]; "
     "sys.argv = [script, *more]; runpy.run_path(script, run_name='__main__')"
 )
@@ -224,7 +226,7 @@ class PeerProcess:
         ours = [str(_PACKAGE.parent), *filter(None, sys.path), str(self._script.parent)]
         variable = "WGPUCONV_PYTHON_" + re.sub(r"\W", "_", self.name).upper()
         python = os.environ.get(variable) or sys.executable
-        return [python, "-P", "-c", _START, "\n".join(ours), str(self._script), self._arrays.name]
+        return [python, "-c", _START, "\n".join(ours), str(self._script), self._arrays.name]
 
     def _share(self, data: Mapping[str, Array]) -> dict[str, str]:
         """Paths of the arrays by role; what lies there already is not written again.

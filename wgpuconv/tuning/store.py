@@ -554,5 +554,7 @@ def _file_identity(path: Path | None) -> tuple[int, int] | None:
 
 def _is_corrupt(error: Exception) -> bool:
     """SQLITE_CORRUPT or SQLITE_NOTADB: what is in the file, not what surrounds it."""
-    code = getattr(error, "sqlite_errorcode", 0)
+    code = getattr(error, "sqlite_errorcode", None)
+    if code is None:  # Python 3.10 has the text alone
+        return str(error) in ("database disk image is malformed", "file is not a database")
     return code & 0xFF in (11, 26)
