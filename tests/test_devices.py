@@ -97,7 +97,7 @@ def test_where_nothing_is_installed_plugins_are_missed(
     with pytest.raises(
         NoAdapterError, match=r"as 'cuda', are known where wgpuconv is installed.*-e"
     ):
-        Device("cuda")
+        Device("Voodoo")
 
 
 def test_unknown_name(device: Device) -> None:
