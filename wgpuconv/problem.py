@@ -573,7 +573,7 @@ def _integer(
 ) -> int:
     """``form`` is what else the value may have been, and ``place`` what it is of, for messages."""
     try:
-        if isinstance(value, bool):  # PyTorch refuses it too
+        if type(value).__name__ in ("bool", "bool_"):  # numpy's too; PyTorch refuses both
             raise TypeError
         number = operator.index(value)
     except TypeError:
