@@ -128,12 +128,12 @@ def test_the_tf32_kernel_compiles(tmp_path: Path) -> None:
 
 
 def halo_config(
-    tile_p: int, group_p: int, eights: bool, tile_m: int, tile_k: int, teams: int
+    tile_p: int, group_p: int, rows_of_eight: bool, tile_m: int, tile_k: int, teams: int
 ) -> Config:
     return {
         "tile_p": tile_p,
         "group_p": group_p,
-        "eights": eights,
+        "rows_of_eight": rows_of_eight,
         "tile_m": tile_m,
         "tile_k": tile_k,
         "teams": teams,
@@ -555,9 +555,9 @@ EMULATED: list[tuple[str, str, Config]] = (
         (
             "halo_wgmma",
             text,
-            halo_config(p, group_p, eights, m, k, teams),
+            halo_config(p, group_p, rows_of_eight, m, k, teams),
         )
-        for p, group_p, eights, m, k, teams, text in [
+        for p, group_p, rows_of_eight, m, k, teams, text in [
             # Rows of eight positions and rows of others that follow each other.
             # two teams of a resident weight, chunks of channels, filters past the end
             (96, 96, True, 64, 64, 2, "conv2d f16 n5 c72 h11 w7 k60 r3 s3 pad1 nhwc bias residual"),
@@ -769,7 +769,7 @@ def test_pairs_of_pixels_are_stored_together() -> None:
         if name == "halo_wgmma" and problem.layout == "NCHW":
             plan = algorithm.lower(problem, config, FEW_CORES, FEW_CORES.workspace_limit)
             vector = dict(plan.passes[-1].shader.constants)["OUT_VECTOR"]
-            stored.add((bool(config["eights"]), vector))
+            stored.add((bool(config["rows_of_eight"]), vector))
     assert {(True, 2), (False, 2), (False, 1)} <= stored
 
 

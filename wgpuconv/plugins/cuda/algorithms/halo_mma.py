@@ -163,26 +163,14 @@ class HaloMma(CudaAlgorithm):
         return Pass(
             lowering.ending(shader),
             params(
+                **halo_params(lowering, phase),
                 images=p.n,
-                q_h=phase.h.count,
-                q_w=phase.w.count,
                 p_tiles=p_tiles,
                 tiles_h=tiles_h,
                 tiles_w=tiles_w,
-                in_h=p.h,
-                in_w=p.w,
-                in_stride_h=phase.h.in_stride,
-                in_stride_w=phase.w.in_stride,
-                first_h=first_offset(phase.h),
-                first_w=first_offset(phase.w),
                 tap_span_h=span(phase.h),
                 image_rows=_image_rows(phase),
                 halo_w=_halo_columns(phase, width),
-                x_g=x.x_g,
-                x_n=x.strides.x_n,
-                x_h=x.strides.x_h,
-                x_w=x.strides.x_w,
-                channels=x.channels,
                 **output_params(p, phase),
                 m_tiles=m_tiles,
                 taps=phase.taps,
@@ -231,6 +219,26 @@ def refuse_one_tap(problem: ConvProblem) -> str | None:
     if problem.r * problem.s > 1:
         return None
     return "shares input elements between taps, got a kernel of one tap (1 x 1)"
+
+
+def halo_params(lowering: Lowering, phase: Phase) -> dict[str, int]:
+    """What the kernels that stage halos are told of a phase's pixels and their inputs."""
+    p, x = lowering.problem, lowering.source
+    return {
+        "q_h": phase.h.count,
+        "q_w": phase.w.count,
+        "in_h": p.h,
+        "in_w": p.w,
+        "in_stride_h": phase.h.in_stride,
+        "in_stride_w": phase.w.in_stride,
+        "first_h": first_offset(phase.h),
+        "first_w": first_offset(phase.w),
+        "x_g": x.x_g,
+        "x_n": x.strides.x_n,
+        "x_h": x.strides.x_h,
+        "x_w": x.strides.x_w,
+        "channels": x.channels,
+    }
 
 
 def first_offset(axis: Axis) -> int:

@@ -21,7 +21,7 @@ from ....problem import ConvProblem
 from ..facts import cuda_facts
 from .base import CudaAlgorithm, output_bindings
 from .gather import output_params
-from .halo_mma import first_offset, refuse_one_tap, span
+from .halo_mma import first_offset, halo_params, refuse_one_tap, span
 from .lowering import Lowering, Source, caller_input
 from .mma import Step, out_vector, overheads, pack, refuse_wgmma, source, weight_offsets
 
@@ -30,7 +30,7 @@ POSITIONS = (64, 96, 128, 160, 192, 224, 256)
 SHAPES = ((1, 64, 1), (2, 64, 1), (1, 128, 1), (1, 64, 2))
 """Warpgroups side by side and filters of a tile, and teams of a block."""
 MOST_CUTS = 16
-"""Widths of a tile of rows side by side that are considered."""
+"""Widths that are considered of a tile whose rows follow each other."""
 CHUNKS = (128, 64, 32)
 """Bytes of channels that are staged at once."""
 MOST_PRODUCTS = 8
@@ -52,7 +52,7 @@ class Tile(NamedTuple):
 
     p: int
     group_p: int
-    eights: bool
+    rows_of_eight: bool
     m: int
     k: int
     teams: int
@@ -190,28 +190,16 @@ class HaloWgmma(CudaAlgorithm):
             params(
                 tiles=tiles,
                 blocks=blocks,
-                q_h=phase.h.count,
-                q_w=phase.w.count,
+                **halo_params(lowering, phase),
                 rows=area.rows,
                 columns=area.columns,
                 tiles_h=ceil_div(phase.h.count, area.rows),
                 tiles_w=ceil_div(phase.w.count, area.columns),
-                in_h=p.h,
-                in_w=p.w,
-                in_stride_h=phase.h.in_stride,
-                in_stride_w=phase.w.in_stride,
-                first_h=first_offset(phase.h),
-                first_w=first_offset(phase.w),
                 sorted_h=area.sorted_h,
                 pitch=area.pitch,
                 next_group=area.next_group,
                 next_warpgroup=area.next_warpgroup,
-                x_g=x.x_g,
-                x_n=x.strides.x_n,
                 x_c=x.strides.x_c,
-                x_h=x.strides.x_h,
-                x_w=x.strides.x_w,
-                channels=x.channels,
                 **output_params(p, phase),
                 m_tiles=ceil_div(p.k_group, tile.m),
                 chunks=staging.chunks,
@@ -256,7 +244,7 @@ def _tile_config(tile: Tile) -> Config:
     return {
         "tile_p": tile.p,
         "group_p": tile.group_p,
-        "eights": tile.eights,
+        "rows_of_eight": tile.rows_of_eight,
         "tile_m": tile.m,
         "tile_k": tile.k,
         "teams": tile.teams,
@@ -267,7 +255,7 @@ def _tile_of(config: Config) -> Tile:
     p, group_p, m, k, teams = (
         int(config[name]) for name in ("tile_p", "group_p", "tile_m", "tile_k", "teams")
     )
-    return Tile(p, group_p, bool(config["eights"]), m, k, teams)
+    return Tile(p, group_p, bool(config["rows_of_eight"]), m, k, teams)
 
 
 def _vector(p: ConvProblem) -> int:
@@ -313,8 +301,8 @@ def _fitting_tiles(p: ConvProblem, facts: Facts) -> Iterator[Tile]:
         if m >= 2 * max(p.k_group, 64):
             continue
         for group_p in POSITIONS:
-            for eights in (True, False):
-                shape = Tile(groups * group_p, group_p, eights, m, 0, teams)
+            for rows_of_eight in (True, False):
+                shape = Tile(groups * group_p, group_p, rows_of_eight, m, 0, teams)
                 tile = _with_channels(p, shape, facts)
                 # Each team has a tile to compute.
                 if tile and (teams == 1 or _tiles(p, tile) > (teams - 1) * facts.cores):
@@ -345,7 +333,7 @@ def _phases(p: ConvProblem) -> tuple[Phase, ...]:
 
 
 def _area(p: ConvProblem, phase: Phase, tile: Tile) -> Area:
-    if not tile.eights:
+    if not tile.rows_of_eight:
         return _rows_that_follow(phase, tile, _width(p, tile.p))
     _, more_w = _margin(phase)
     groups = tile.p // tile.group_p
@@ -411,7 +399,7 @@ def _stored(p: ConvProblem, tile: Tile, area: Area) -> float:
     """Seconds of one warpgroup; they do not slow each other."""
     seconds = p.itemsize * tile.group_p * 64 / 38e9
     if p.layout == "NCHW":  # the first and the last bytes of each run are part of a sector
-        rows = area.rows if tile.eights else area.rows * tile.group_p / tile.p
+        rows = area.rows if tile.rows_of_eight else area.rows * tile.group_p / tile.p
         seconds += 5e-9 * rows * 64
     return seconds
 
@@ -421,7 +409,7 @@ def _out_vector(p: ConvProblem, tile: Tile, area: Area) -> int:
     most = out_vector(p, rectangles=True)
     if p.layout == "NHWC":
         return most
-    pairs = tile.eights or (area.columns % 2 == 0 and area.pitch % 2 == 0)
+    pairs = tile.rows_of_eight or (area.columns % 2 == 0 and area.pitch % 2 == 0)
     return 2 if most > 1 and pairs else 1
 
 
