@@ -100,6 +100,7 @@ struct Fiber {
   std::deque<std::vector<Copy>> groups;  // of copies on their way
   std::vector<Copy> group;
   bool done = false;
+  bool waited = false;  // for the kernel before
   // What the thread waits for: that the word, as far as the mask goes, is no longer this value.
   const unsigned* word = nullptr;
   unsigned value, mask;
@@ -229,6 +230,9 @@ inline void begin_arrival(Arrival arrival) {
 }
 
 inline void check_source(const char* first, int bytes, int aligned) {
+  if (!self().waited) {
+    fail("a copy before the kernel has waited for the one before it");
+  }
   for (auto [begin, end] : arrays) {
     if (begin <= first && first + bytes <= end && (first - begin) % aligned == 0) {
       return;
@@ -258,6 +262,7 @@ inline void begin() {
 
 inline void start(Fiber& fiber) {
   fiber.done = false;
+  fiber.waited = false;
   fiber.word = nullptr;
   fiber.groups.clear();
   fiber.group.clear();
@@ -287,6 +292,9 @@ inline void run_threads(Fiber* first) {
     if (fiber.done) {
       progress++;
       block->running--;
+      if (!fiber.waited) {
+        fail("the thread ended and has not waited for the kernel before");
+      }
       if (!fiber.groups.empty() || !fiber.group.empty() || !fiber.product_groups.empty() ||
           !fiber.products.empty()) {
         fail("copies or products were still on their way when the thread ended");
@@ -387,6 +395,8 @@ struct Half {
 struct Bfloat {
   unsigned short bits;
 };
+
+inline void wait_for_previous() { emulator::self().waited = true; }
 
 inline float to_float(float v) { return v; }
 // The instructions of F16C by g++'s own names: immintrin.h takes longer to read than all the rest.

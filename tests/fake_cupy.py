@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from wgpuconv.plugins.cuda.launch import Config
+
 ATTRIBUTES = {
     "MultiProcessorCount": 132,
     "ClockRate": 1_980_000,
@@ -64,7 +66,7 @@ class Stream:
 
 
 class FakeCupy:
-    """The module, one device, and the driver's module that belongs to it.
+    """The module, one device, and its driver.
 
     What a test puts into ``fails``, by the name of what the backend calls, is raised there.
     """
@@ -73,7 +75,7 @@ class FakeCupy:
 
     def __init__(self) -> None:
         self.fails: dict[str, Exception] = {}
-        self.launched: list[tuple[Any, ...]] = []
+        self.launched: list[Config] = []
         device = Device()
         self.streams: list[Stream] = []
         self.streams.append(Stream(0, self.streams))
@@ -113,9 +115,11 @@ class FakeCupy:
         self.RawModule = self._may_fail("RawModule", lambda **_: module)
         self.ndarray = type("ndarray", (), {})
         self.driver = types.SimpleNamespace(
-            CUDADriverError=DriverFailure,
-            launchKernel=self._may_fail("launchKernel", lambda *a: self.launched.append(a)),
+            error=DriverFailure, launch=self._may_fail("launch", self._launched)
         )
+
+    def _launched(self, config: int, function: int, values: int) -> None:
+        self.launched.append(Config.from_buffer_copy(Config.from_address(config)))
 
     def _may_fail(self, name: str, call: Callable[..., Any] = lambda *_: None) -> Any:
         def called(*arguments: Any, **named: Any) -> Any:

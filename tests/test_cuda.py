@@ -238,6 +238,20 @@ def test_interface(name: str) -> None:
     assert {type_ for _, type_ in face.params} <= {"int", "float"}
 
 
+@pytest.mark.parametrize("name", kernel_names())
+def test_a_kernel_waits_before_it_touches_memory(name: str) -> None:
+    """It may have been started while the kernel before it still writes there."""
+    text = load(name)
+    _, _, kernel = text.partition('\nextern "C" ')
+    _, _, body = kernel.partition(") {\n")
+    before, waits, after = body.partition("  wait_for_previous();\n")
+    pointers = set(interface(text).bindings)
+    assert waits
+    assert not pointers & set(re.findall(r"(?<![.\w])\w+", before))
+    assert pointers & set(re.findall(r"\w+", after))
+    assert "return" not in before
+
+
 def test_interface_of_one() -> None:
     face = interface(specialise(Shader.of("reduce_splits", "f32")))
     assert face.params == (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from typing import Any
 
@@ -29,7 +30,7 @@ from wgpuconv.errors import (
     UnsupportedFeatureError,
     WgpuConvError,
 )
-from wgpuconv.plugins.cuda import backend as module
+from wgpuconv.plugins.cuda import launch
 from wgpuconv.plugins.cuda.backend import CudaBackend
 from wgpuconv.plugins.cuda.buffer import CudaBuffer
 from wgpuconv.problem import ConvProblem
@@ -41,7 +42,7 @@ X, W = np.ones((1, 4, 6, 6), np.float32), np.ones((8, 4, 3, 3), np.float32)
 @pytest.fixture
 def api(monkeypatch: pytest.MonkeyPatch) -> FakeCupy:
     made = FakeCupy()
-    monkeypatch.setattr(module, "_driver", lambda: made.driver)
+    monkeypatch.setattr(launch, "Driver", lambda: made.driver)
     return made
 
 
@@ -71,13 +72,13 @@ FAILURES: list[tuple[str, Exception, type[WgpuConvError], str]] = [
         "use a smaller batch or workspace_limit",
     ),
     (
-        "launchKernel",
+        "launch",
         DriverFailure("CUDA_ERROR_OUT_OF_MEMORY: out of memory"),
         OutOfDeviceMemoryError,
         "has no memory left for this call",
     ),
     (
-        "launchKernel",
+        "launch",
         DriverFailure("CUDA_ERROR_INVALID_VALUE: invalid argument"),
         DeviceError,
         "a card refused the call: CUDA_ERROR_INVALID_VALUE",
@@ -171,9 +172,24 @@ def test_scratch_belongs_to_the_stream_that_uses_it(card: Device, api: FakeCupy)
         card.backend.run(compiled, buffers, stream=stream)
         scratch = card.backend._scratch["prepared", stream]
         assert scratch.memory.stream == stream
-        *_, on, _, _ = api.launched[-1]
-        assert on == stream
+        assert (api.launched[-1].stream or 0) == stream
     assert api.streams[-1].ptr == 0
+
+
+def test_kernels_start_while_the_one_before_still_runs(card: Device, api: FakeCupy) -> None:
+    """On GPUs that can, with drivers whose graphs can; the sizes are those of cuda.h."""
+    assert (ctypes.sizeof(launch.Config), ctypes.sizeof(launch._Attribute)) == (56, 72)
+    convolve(card)
+    config = api.launched[-1]
+    assert (config.count, config.block[0] % 32) == (1, 0)
+    assert ctypes.c_int.from_address(config.attributes).value == 6
+    assert ctypes.c_int.from_address(config.attributes + 8).value == 1
+    api.cuda.runtime.driverGetVersion = lambda: 12020
+    older = Device.__new__(Device)
+    older._setup(CudaBackend(api, 0), "off", ":memory:", None)
+    convolve(older)
+    assert (api.launched[-1].count, api.launched[-1].attributes) == (0, None)
+    assert not launch.starts_early((8, 9), 13000)
 
 
 def test_a_plan_is_queued_on_the_callers_stream(card: Device, api: FakeCupy) -> None:
@@ -182,7 +198,7 @@ def test_a_plan_is_queued_on_the_callers_stream(card: Device, api: FakeCupy) -> 
     out = wgpuconv.Tensor.empty(plan.problem.out_shape, device=card)
     api.launched.clear()
     plan.encode(Stream(5, []), **given, out=out)
-    assert [launch[-3] for launch in api.launched] == [5] * plan.plan.dispatches
+    assert [config.stream for config in api.launched] == [5] * plan.plan.dispatches
     with pytest.raises(
         DtypeError, match=r"encoder must be a stream of cupy .* on a card, got a obj"
     ):

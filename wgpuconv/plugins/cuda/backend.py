@@ -34,17 +34,17 @@ from ...errors import (
 )
 from ...facts import Limits
 from ...plan import READ, Pass, Plan, Region, Role, Shader, align
-from . import entry
+from . import entry, launch
 from .algorithms import ALGORITHMS
 from .arrays import CudaGuests, Stream
 from .buffer import ALIGNMENT, CudaBuffer
 from .facts import AMPERE, HOPPER, CudaFacts
+from .launch import Grid
 from .source import Interface, interface, pack_params, specialise
 
 OPTIONS = ("--std=c++17",)
 HOPPER_OPTIONS = ("--gpu-architecture=sm_90a",)
 """Without it NVRTC compiles for sm_90, which has no wgmma."""
-Grid = tuple[int, int, int]
 GRAPH_RUNS = 20
 """Runs that a timed graph holds: launching from Python takes longer than a small kernel."""
 
@@ -62,7 +62,7 @@ class Step:
     set of them, which only pointers are written into, serves all calls."""
 
     def __init__(
-        self, kernel: Kernel, params: bytes, regions: Sequence[Region], grid: Grid
+        self, kernel: Kernel, params: bytes, regions: Sequence[Region], grid: Grid, *, early: bool
     ) -> None:
         self.regions = regions
         """In the order of the kernel's pointers."""
@@ -73,9 +73,14 @@ class Step:
         first = ctypes.addressof(self.pointers)
         values = [ctypes.addressof(self._params), *(first + 8 * i for i in range(len(regions)))]
         self._values = (ctypes.c_void_p * len(values))(*values)
-        self.values = ctypes.addressof(self._values)
         face = kernel.interface
-        self.launch = (kernel.handle, *grid, face.threads, 1, 1, face.shared_bytes)
+        self.config = launch.config(grid, face.threads, face.shared_bytes, early=early)
+        self.launch = (
+            ctypes.addressof(self.config),
+            kernel.handle,
+            ctypes.addressof(self._values),
+        )
+        """What Driver.launch takes."""
 
 
 class CompiledPlan:
@@ -136,7 +141,8 @@ class CudaBackend:
         )
         self._device = api.cuda.Device(ordinal)
         self._options = OPTIONS + (HOPPER_OPTIONS if self.capability == HOPPER else ())
-        self._launch = _driver().launchKernel
+        self._driver = launch.Driver()
+        self._early = launch.starts_early(self.capability, runtime.driverGetVersion())
         self._lock = threading.RLock()
         self._pid = os.getpid()
         self._kernels: dict[Shader, Kernel] = {}
@@ -254,6 +260,7 @@ class CudaBackend:
             pack_params(step, face.params),
             [regions[name] for name in face.bindings],
             step.grid,
+            early=self._early,
         )
 
     def _kernel_of(self, shader: Shader) -> Kernel:
@@ -344,11 +351,12 @@ class CudaBackend:
     def _submit(
         self, compiled: CompiledPlan, steps: list[Step], buffers: Buffers, stream: int
     ) -> None:
-        launch, first = self._launch, self._pointers(compiled, steps, buffers, stream)
+        first = self._pointers(compiled, steps, buffers, stream)
         for step in steps:
             for i, role, offset in step.places:
                 step.pointers[i] = first[role] + offset
-            launch(*step.launch, stream, step.values, 0)
+            step.config.stream = stream
+            self._driver.launch(*step.launch)
 
     def _pointers(
         self, compiled: CompiledPlan, steps: list[Step], buffers: Buffers, stream: int
@@ -447,7 +455,7 @@ class CudaBackend:
     def translated(self, error: BaseException) -> WgpuConvError | None:
         """What went wrong on the device, in our own words; None where it was something else."""
         text, adapter = str(error), self.identity.adapter
-        ours = (self.api.cuda.runtime.CUDARuntimeError, _driver().CUDADriverError)
+        ours = (self.api.cuda.runtime.CUDARuntimeError, self._driver.error)
         full = "MemoryAllocation" in text or "OUT_OF_MEMORY" in text
         # cupy's and PyTorch's are called so.
         if type(error).__name__ == "OutOfMemoryError" or (isinstance(error, ours) and full):
@@ -497,12 +505,6 @@ class _Guard:
 
 def _steps(compiled: CompiledPlan, buffers: Buffers) -> list[Step]:
     return compiled.steps if "prepared" in buffers else compiled.everything
-
-
-def _driver() -> Any:
-    from cupy_backends.cuda.api import driver
-
-    return driver
 
 
 _LANES = {(7, 5): 64, (8, 0): 64}

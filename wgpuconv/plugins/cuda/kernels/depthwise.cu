@@ -64,6 +64,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     depthwise(Params params, const Scalar* __restrict__ x, const Scalar* __restrict__ weight,
               const Scalar* __restrict__ bias, const Scalar* __restrict__ residual,
               Scalar* __restrict__ y) {
+  wait_for_previous();
   const unsigned index = blockIdx.x * THREADS + threadIdx.x;
   const unsigned strips = (params.out_h + ROWS - 1) / ROWS * params.out_w;
   const unsigned filters = params.k;

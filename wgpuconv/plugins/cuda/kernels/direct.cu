@@ -60,6 +60,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     direct(Params params, const Scalar* __restrict__ x, const Scalar* __restrict__ weight,
            const Scalar* __restrict__ bias, const Scalar* __restrict__ residual,
            Scalar* __restrict__ y) {
+  wait_for_previous();
   const unsigned index = blockIdx.x * THREADS + threadIdx.x;
   const unsigned pixels = params.out_h * params.out_w;
   const unsigned blocks_group = (params.k_group + FILTERS - 1) / FILTERS;

@@ -101,6 +101,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     halo_mma(Params params, const Scalar* __restrict__ x, const Scalar* __restrict__ packed,
              const int* __restrict__ shifts, const Scalar* __restrict__ bias,
              const Scalar* __restrict__ residual, Out* __restrict__ y) {
+  wait_for_previous();
   const int thread = threadIdx.x;
   const int warp = thread / 32;
   const int lane = thread % 32;

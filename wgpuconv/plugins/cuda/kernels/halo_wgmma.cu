@@ -610,9 +610,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   unsigned* own_words = reinterpret_cast<unsigned*>(block.shared + WORDS_AT);
   int* places = reinterpret_cast<int*>(block.shared + PLACES_AT);
   int* spots = reinterpret_cast<int*>(block.shared + SPOTS_AT);
-  for (int i = thread; i < STEPS * STEP_PRODUCTS; i += THREADS) {
-    own_words[i] = words[i];
-  }
   for (int i = thread; i < halo_pixels(params); i += THREADS) {
     places[i] = halo_place(i, params);
   }
@@ -630,6 +627,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     set_up_barrier(block.halo_full(i), i < HALOS ? LOADER_THREADS : 1);
     set_up_barrier(block.halo_free(i), TEAM_WARPGROUPS * 4);
     publish_barriers();
+  }
+  wait_for_previous();
+  for (int i = thread; i < STEPS * STEP_PRODUCTS; i += THREADS) {
+    own_words[i] = words[i];
   }
   __syncthreads();
 

@@ -96,6 +96,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     implicit_gemm(Params params, const Scalar* __restrict__ x, const Scalar* __restrict__ packed,
                   const int4* __restrict__ taps, const Scalar* __restrict__ bias,
                   const Scalar* __restrict__ residual, Scalar* __restrict__ y) {
+  wait_for_previous();
   const int thread = threadIdx.x;
   int block = blockIdx.x;
   const int m_tile = block % params.m_tiles;

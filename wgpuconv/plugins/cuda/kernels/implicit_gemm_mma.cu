@@ -104,6 +104,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
                       const Scalar* __restrict__ packed, const int2* __restrict__ taps,
                       const Scalar* __restrict__ bias, const Scalar* __restrict__ residual,
                       Out* __restrict__ y) {
+  wait_for_previous();
   const int thread = threadIdx.x;
   const int warp = thread / 32;
   const int lane = thread % 32;

@@ -561,6 +561,7 @@ extern "C" __global__ void CLUSTER_OF(CLUSTER) __launch_bounds__(THREADS, BLOCKS
     }
     publish_barriers();
   }
+  wait_for_previous();
   __syncthreads();
   if (threadIdx.x / GROUP == CONSUMERS) {
     give_registers<PRODUCER_REGISTERS>();

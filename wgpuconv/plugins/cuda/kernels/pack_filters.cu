@@ -33,6 +33,7 @@ static_assert(TILE_M % FILTERS == 0 && TILE_K % CHUNK == 0, "whole chunks of one
 extern "C" __global__ void __launch_bounds__(THREADS)
     pack_filters(Params params, const Scalar* __restrict__ weight, const int* __restrict__ offsets,
                  Scalar* __restrict__ packed) {
+  wait_for_previous();
   // Rows begin on other banks.
   __shared__ __align__(16) Scalar staged[FILTERS][WINDOW + CHUNK];
   const int k0 = blockIdx.x % params.windows * WINDOW;

@@ -2,6 +2,8 @@
 // independent of each other, so that none waits for its own last step, and all are stored in the
 // end, so that no compiler leaves one out. (A probe of the benchmark; no convolution uses it.)
 
+#include "ptx.cuh"
+
 constexpr int THREADS = 256;
 constexpr int CHAINS = 32;
 constexpr int STEPS = 8;  // of each chain in one turn of the loop
@@ -14,6 +16,7 @@ struct Params {
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     probe_fma(Params params, float* __restrict__ sums) {
+  wait_for_previous();
   const unsigned index = blockIdx.x * THREADS + threadIdx.x;
   float chain[CHAINS];
 #pragma unroll

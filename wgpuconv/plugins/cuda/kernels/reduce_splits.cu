@@ -23,6 +23,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     reduce_splits(Params params, const float* __restrict__ partial,
                   const Scalar* __restrict__ bias, const Scalar* __restrict__ residual,
                   Scalar* __restrict__ y) {
+  wait_for_previous();
   const unsigned index = blockIdx.x * THREADS + threadIdx.x;
   if (index >= static_cast<unsigned>(params.elements)) {
     return;
