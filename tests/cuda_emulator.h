@@ -397,6 +397,7 @@ struct Bfloat {
 };
 
 inline void wait_for_previous() { emulator::self().waited = true; }
+inline void let_next_start() {}
 
 inline float to_float(float v) { return v; }
 // The instructions of F16C by g++'s own names: immintrin.h takes longer to read than all the rest.

@@ -23,7 +23,16 @@ from .base import CudaAlgorithm, output_bindings
 from .gather import output_params
 from .halo_mma import first_offset, halo_params, refuse_one_tap, span
 from .lowering import Lowering, Source, caller_input
-from .mma import Step, out_vector, overheads, pack, refuse_wgmma, source, weight_offsets
+from .mma import (
+    Step,
+    out_vector,
+    overheads,
+    pack,
+    refuse_float32,
+    refuse_wgmma,
+    source,
+    weight_offsets,
+)
 
 POSITIONS = (64, 96, 128, 160, 192, 224, 256)
 """That one product of a warpgroup takes."""
@@ -114,7 +123,7 @@ class HaloWgmma(CudaAlgorithm):
 
     def refuse(self, problem: ConvProblem, facts: Facts) -> str | None:
         p = problem
-        reason = refuse_wgmma(p, facts) or refuse_one_tap(p) or refuse_phases(p)
+        reason = refuse_wgmma(facts) or refuse_float32(p) or refuse_one_tap(p) or refuse_phases(p)
         if reason is not None:
             return reason
         if next(_fitting_tiles(p, facts), None) is None:

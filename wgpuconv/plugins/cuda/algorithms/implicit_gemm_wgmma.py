@@ -4,6 +4,14 @@ That warpgroups are specialised, pass slots of shared memory through barriers an
 follows CUTLASS's persistent kernels for Hopper and FlashAttention-3 (Shah et al. 2024,
 arXiv:2407.08608); the gather is that of implicit_gemm_mma. Of pointwise products in NCHW nothing is
 gathered: wgmma takes pixels that lie side by side as well.
+
+Plain float32 is multiplied as three products of TF32 (see the kernel), within the bound of sums in
+f32. With u = 2^-24, relative to sum |x| |w|: both factors and the product that is left out are off
+by 2^-22 each, 12 u in all. Each of the 12 instructions of a step aligns nine terms to the largest,
+keeps two bits more than f32 has and cuts off the rest, then cuts off what f32 does not hold (Fasi,
+Higham, Mikaitis, Pranesh: Numerical Behavior of NVIDIA Tensor Cores, 2021): 9/2 u + 2 u, for all of
+them 78 u. Adding a step takes one rounding. From LEAST_PRODUCTS products on, this is less than the
+roundings of a sum in order.
 """
 
 from __future__ import annotations
@@ -52,6 +60,10 @@ TILES = (
     Tile(256, 64, 4, 1),
     Tile(128, 64, 3, 2),
 )
+WHOLE_TILES = (Tile(128, 128, 4, 1), Tile(128, 64, 6, 1))
+"""For plain float32, whose filters take twice the room and whose sums twice the registers."""
+LEAST_PRODUCTS = 96
+"""Of a sum of plain float32."""
 FILLS = (1, 2)
 """Blocks a multiprocessor that a split sum should make."""
 MOST_CLUSTER = 8
@@ -62,19 +74,19 @@ MOST_WASTE = 2.0
 
 class ImplicitGemmWgmma(CudaAlgorithm):
     name = "implicit_gemm_wgmma"
-    summary = "Hopper's warpgroup products, fed by warps that gather columns; f16, bf16, TF32"
+    summary = "Hopper's warpgroup products, fed by warps that gather columns; f32 as three TF32"
     tf32 = True
     ops = ("conv2d", "conv_transpose2d")
     shaders = ("implicit_gemm_wgmma", "pack_filters", "to_channels_last", "reduce_splits")
 
     def refuse(self, problem: ConvProblem, facts: Facts) -> str | None:
-        return refuse_wgmma(problem, facts) or refuse_gather(problem)
+        return refuse_wgmma(facts) or _refuse_few_products(problem) or refuse_gather(problem)
 
     def configs(self, problem: ConvProblem, facts: Facts) -> list[Config]:
         p = problem
         tiles = [
             t
-            for t in TILES
+            for t in (WHOLE_TILES if _whole(p) else TILES)
             if t.m < 2 * max(p.k_group, 64)
             and _shared_bytes(t, p, split=False) <= facts.limits.max_workgroup_storage
         ]
@@ -108,19 +120,22 @@ class ImplicitGemmWgmma(CudaAlgorithm):
         for phase in phases(p):
             steps = ceil_div(phase.taps * x.channels, step.k)
             offsets = weight_offsets(p, phase, x.channels, block)
-            packed = pack(lowering, step, steps, offsets, cores=True)
+            if _packed(p):
+                filters = pack(lowering, step, steps, offsets, cores=True, whole=_whole(p))
+            else:
+                filters = Region("weight")
             if _in_planes(p):
-                taps = packed  # not read
+                taps = filters  # not read
             else:
                 # The kernel reads the taps of one step ahead, so one more step than there is.
                 copies = (steps + 1) * step.k // x.vector
                 taps = lowering.tables.add(tap_copies(phase, x, copies, block))
-            lowering.passes.append(self._pass(lowering, config, phase, steps, packed, taps))
+            lowering.passes.append(self._pass(lowering, config, phase, steps, filters, taps))
         return lowering.plan(self.name, config)
 
     @staticmethod
     def _pass(
-        lowering: Lowering, config: Config, phase: Phase, steps: int, packed: Region, taps: Region
+        lowering: Lowering, config: Config, phase: Phase, steps: int, filters: Region, taps: Region
     ) -> Pass:
         p, facts = lowering.problem, lowering.facts
         tile, splits, cluster = _tile_of(config), int(config["splits"]), int(config["cluster"])
@@ -133,6 +148,8 @@ class ImplicitGemmWgmma(CudaAlgorithm):
             STAGES=tile.stages,
             BLOCKS=tile.blocks,
             PLANES=_in_planes(p),
+            PACKED=_packed(p),
+            WHOLE=_whole(p),
             CACHED=_cached(p, tiles, facts),
             CHANNELS_LAST=p.layout == "NHWC",
             OUT_VECTOR=out_vector(p),
@@ -149,7 +166,7 @@ class ImplicitGemmWgmma(CudaAlgorithm):
                 channels=lowering.source.channels,
                 tiles=tiles,
             ),
-            product_bindings(lowering, packed, taps),
+            product_bindings(lowering, filters, taps),
             grid_1d(tiles if cluster > 1 else min(tiles, facts.cores * tile.blocks), facts.limits),
         )
 
@@ -163,7 +180,9 @@ class ImplicitGemmWgmma(CudaAlgorithm):
         # wgmma is faster than the mma.sync that was probed; TF32 runs at half the rate.
         rate = cuda_facts(facts).matrix_flops / 2 / facts.cores * 2 / p.itemsize
         compute = tile.p * tile.m * ROW_BYTES / p.itemsize / rate
-        loads = ROW_BYTES * (tile.p + tile.m) / 65e9
+        loads = _stage_bytes(tile, p) / 65e9
+        if _whole(p):
+            compute *= 3
         lines = _in_planes(p) or x.channels * p.itemsize >= ROW_BYTES
         if not lines:  # copies of 16 bytes here and there
             loads = max(loads, ROW_BYTES * tile.p / 40e9)
@@ -173,7 +192,7 @@ class ImplicitGemmWgmma(CudaAlgorithm):
         seconds = rounds * max(multiplied + stored, tile.blocks * multiplied) + 7 * facts.latency
         if cluster > 1:  # each waits for the others, and reads their sums
             seconds += 2 * facts.latency + 4 * tile.p * tile.m / 40e9
-        memory, launches = overheads(p, facts, x, slices=_slices(config))
+        memory, launches = overheads(p, facts, x, slices=_slices(config), packed=_packed(p))
         # Neither hides the other one quite.
         return max(seconds, memory) + 0.2 * min(seconds, memory) + launches
 
@@ -210,6 +229,30 @@ def _in_planes(p: ConvProblem) -> bool:
     return pointwise and p.layout == "NCHW" and p.h * p.w % (16 // p.itemsize) == 0
 
 
+def _whole(p: ConvProblem) -> bool:
+    """Whether floats are multiplied whole."""
+    return p.arithmetic == "f32"
+
+
+def _refuse_few_products(p: ConvProblem) -> str | None:
+    if not _whole(p) or p.reduction >= LEAST_PRODUCTS:
+        return None
+    return (
+        f"adds up at least {LEAST_PRODUCTS} products of f32 (else its error may exceed that of a "
+        f"sum in order), got {p.reduction}"
+    )
+
+
+def _packed(p: ConvProblem) -> bool:
+    """Whether the weight is packed first.
+
+    It need not be if one tap is all that it has, so that the channels of a filter lie side by side,
+    in whole copies; floats must be rounded on the way.
+    """
+    one_tap = (p.r, p.s) == (1, 1) and not p.transposed
+    return not one_tap or p.itemsize != 2 or p.c_group % 8 != 0
+
+
 def _source(p: ConvProblem, limits: Limits) -> Source:
     return caller_input(p) if _in_planes(p) else source(p, limits, vector=16 // p.itemsize)
 
@@ -239,10 +282,12 @@ def _most_steps(p: ConvProblem) -> int:
     return max(ceil_div(phase.taps * channels, k) for phase in phases(p))
 
 
+def _stage_bytes(tile: Tile, p: ConvProblem) -> int:
+    return ROW_BYTES * (tile.p + tile.m * (2 if _whole(p) else 1))
+
+
 def _shared_bytes(tile: Tile, p: ConvProblem, *, split: bool) -> int:
     columns = ROW_BYTES // p.itemsize
     rows = 64 * (columns + 8) if p.layout == "NHWC" else columns * (64 + 16 // p.itemsize)
     stored = 0 if split else 2 * p.itemsize * rows
-    return (
-        tile.stages * ROW_BYTES * (tile.p + tile.m) + stored + (4 + 16) * tile.p + 16 * tile.stages
-    )
+    return tile.stages * (_stage_bytes(tile, p) + 16) + stored + (4 + 16) * tile.p

@@ -109,12 +109,12 @@ def refuse_float32(problem: ConvProblem) -> str | None:
     )
 
 
-def refuse_wgmma(problem: ConvProblem, facts: Facts) -> str | None:
-    """Why warpgroups cannot multiply the problem's elements; None where they can."""
+def refuse_wgmma(facts: Facts) -> str | None:
+    """Why the device has no products of warpgroups; None where it has."""
     major, minor = cuda_facts(facts).capability
     if (major, minor) != HOPPER:
         return f"needs the instruction wgmma of compute capability 9.0, got {major}.{minor}"
-    return refuse_float32(problem)
+    return None
 
 
 def refuse_turing(problem: ConvProblem, facts: Facts) -> str | None:
@@ -175,15 +175,22 @@ def source(problem: ConvProblem, limits: Limits, *, vector: int) -> Source:
 
 
 def pack(
-    lowering: Lowering, tile: Packed, steps: int, offsets: np.ndarray, *, cores: bool = False
+    lowering: Lowering,
+    tile: Packed,
+    steps: int,
+    offsets: np.ndarray,
+    *,
+    cores: bool = False,
+    whole: bool = False,
 ) -> Region:
     """Where the weight will lie in the order in which the kernels read it.
 
     ``offsets`` are those of weight_offsets for each product, in that order; what is missing to so
-    many whole steps is zeros. Appends the pass that packs it, if there is anything to pack.
+    many whole steps is zeros. With ``whole``, what TF32 does not hold of a step follows it. Appends
+    the pass that packs it, if there is anything to pack.
     """
     p = lowering.problem
-    packed = lowering.prepared(packed_bytes(p, tile, steps))
+    packed = lowering.prepared(packed_bytes(p, tile, steps) * (2 if whole else 1))
     if not steps:
         return packed
     table = np.full(steps * tile.k, -1, "<i4")
@@ -191,7 +198,7 @@ def pack(
     m_tiles = ceil_div(p.k_group, tile.m)
     windows = ceil_div(steps * tile.k, PACKED_WINDOW)
     step = Pass(
-        Shader.of("pack_filters", p.dtype, TILE_M=tile.m, TILE_K=tile.k, CORES=cores),
+        Shader.of("pack_filters", p.dtype, TILE_M=tile.m, TILE_K=tile.k, CORES=cores, WHOLE=whole),
         params(
             m=p.k_group,
             m_tiles=m_tiles,
@@ -307,11 +314,11 @@ def mma_seconds(
 
 
 def overheads(
-    problem: ConvProblem, facts: Facts, x: Source, *, slices: int = 1
+    problem: ConvProblem, facts: Facts, x: Source, *, slices: int = 1, packed: bool = True
 ) -> tuple[float, float]:
     """Seconds of the memory's traffic, and those of the launches."""
     p = problem
     traffic = p.input_bytes + p.residual_bytes + p.out_bytes
-    traffic += 3 * p.weight_bytes + 2 * x.nbytes + 2 * partial_bytes(p, slices)
-    launches = len(phases(p)) * 2 + len(x.passes) + (slices > 1)
+    traffic += (3 if packed else 1) * p.weight_bytes + 2 * x.nbytes + 2 * partial_bytes(p, slices)
+    launches = len(phases(p)) * (1 + packed) + len(x.passes) + (slices > 1)
     return traffic / facts.bandwidth, launches * facts.launch

@@ -10,7 +10,8 @@
 // with it.
 //
 // A slot holds rows of 128 bytes: of A as swizzled<8> permutes them, gathered in copies of 16
-// bytes; of B as pack_filters writes them with CORES, in one copy.
+// bytes; of B as pack_filters writes them with CORES, in one copy. The weight of a pointwise product
+// need not be packed: its rows are those of B, and are copied like A's.
 //
 // With PLANES nothing is gathered: the product is pointwise, and its input has its channels first.
 // A row of A then is a channel of the pixels that lie side by side in 128 bytes; each such block of
@@ -19,6 +20,12 @@
 // Halves are multiplied from shared memory, in either order. Of floats, A goes through registers on
 // the way, which rounds it to TF32; products of one half of a step run while the other half is
 // rounded.
+//
+// With WHOLE, floats stay floats: each is the sum of what TF32 holds of it and of what TF32 holds of
+// the rest, and three of the four products of those are added up (Markidis et al. 2018,
+// arXiv:1803.04014). Tensor cores cut off what a sum does not hold instead of rounding it, so each
+// step's products are summed by themselves, and added outside (Ootomo and Yokota 2022,
+// arXiv:2203.03341). An infinity has no rest, and becomes NaN.
 //
 // The sum over k may be split. Either the blocks of a CLUSTER take one split each of the same tile,
 // the only one of the block; then each adds up its share of the tile from the shared memory of all.
@@ -34,6 +41,8 @@ constexpr int TILE_M = 128;
 constexpr int STAGES = 5;
 constexpr int BLOCKS = 1;  // of a multiprocessor, 1 or 2: one multiplies while the other stores
 constexpr bool PLANES = false;  // A's pixels lie side by side, in whole and aligned chunks
+constexpr bool WHOLE = false;   // floats, not what TF32 holds of them
+constexpr bool PACKED = true;   // the weight; else it has one tap, and rows of whole copies
 constexpr bool CACHED = true;  // A goes through the first-level cache: taps share pixels
 constexpr bool CHANNELS_LAST = true;  // the output's order
 constexpr int OUT_VECTOR = 8;  // elements of one store
@@ -93,7 +102,9 @@ constexpr int TILE_K = ROW_BYTES / BYTES;
 constexpr int PLANE_P = ROW_BYTES / BYTES;  // pixels of a row of A that is a channel
 constexpr int STEP_PRODUCTS = ROW_BYTES / 32;  // over the k of one step
 constexpr int A_BYTES = TILE_P * ROW_BYTES;
-constexpr int B_BYTES = TILE_M * ROW_BYTES;
+constexpr int FILTER_BYTES = TILE_M * ROW_BYTES;
+static_assert(PACKED || BYTES == 2, "floats are rounded when they are packed");
+constexpr int B_BYTES = FILTER_BYTES * (WHOLE ? 2 : 1);  // of the rests as well
 constexpr int STAGE_BYTES = A_BYTES + B_BYTES;
 
 constexpr int GROUP = 128;  // threads of a warpgroup
@@ -109,6 +120,7 @@ constexpr int A_COPIES = TILE_P / A_ROWS;
 // What a thread may hold; together, all of a multiprocessor. A producer needs two a copy.
 constexpr int PRODUCER_REGISTERS = A_COPIES > 8 ? 72 : 40;
 constexpr int CONSUMER_REGISTERS = BLOCKS == 2 ? 96 : A_COPIES > 8 ? 216 : 232;
+static_assert(!WHOLE || (BYTES == 4 && ROWS == 1 && TILE_M <= 128), "registers for two sums");
 static_assert(BLOCKS == 1 || (BLOCKS == 2 && ROWS == 1 && TILE_M <= 64), "registers for the sums");
 
 // What a consumer stores at once: 64 pixels, of each as many filters as are one line of memory.
@@ -279,8 +291,52 @@ struct Planes {
   }
 };
 
+// Copies B: what pack_filters has written, each step in one piece, by one thread; or rows of the
+// weight as it lies.
+struct Filters {
+  const Params& params;
+  const Scalar* all;
+  const Scalar* next;  // of the step that is copied next
+  int rows;            // of the weight, from the thread's first one to the last
+  int channel;         // of the step that is copied next
+
+  __device__ Filters(const Params& params, const Scalar* all) : params(params), all(all) {}
+
+  __device__ void begin(const Work& work) {
+    if constexpr (PACKED) {
+      const int step = (work.group * params.m_tiles + work.m_tile) * params.k_steps +
+                       work.first_step;
+      next = all + static_cast<long long>(step) * (B_BYTES / BYTES);
+    } else {
+      const int m = work.m_tile * TILE_M + copied_row();
+      rows = params.m - m;
+      channel = work.first_step * TILE_K + copied_chunk() * CHUNK;
+      next = all + (work.group * params.m + m) * params.channels + channel;
+    }
+  }
+
+  __device__ void copy_step(unsigned to, unsigned full) {
+    if constexpr (PACKED) {
+      if (threadIdx.x % GROUP == 0) {
+        arrive_expecting(full, B_BYTES);
+        copy_bulk(to, next, B_BYTES, full);
+      }
+      next += B_BYTES / BYTES;
+    } else {
+      const unsigned own = to + swizzled<ROW_CHUNKS>(copied_row(), copied_chunk());
+#pragma unroll
+      for (int row = 0; row < TILE_M; row += A_ROWS) {
+        const bool valid = row < rows && channel < params.channels;
+        copy_async<16>(own + row * ROW_BYTES, valid ? next + row * params.channels : all, valid);
+      }
+      next += TILE_K;
+      channel += TILE_K;
+    }
+  }
+};
+
 template <typename Rows>
-__device__ inline void produce(const Params& params, Rows rows, const Scalar* packed) {
+__device__ inline void produce(const Params& params, Rows rows, Filters filters) {
   const unsigned shared = shared_address(shared_memory());
   const unsigned copy_a = shared + place_in_a(copied_row(), copied_chunk());
   static_assert(A_ROWS % 8 == 0, "the permutation repeats every eight rows");
@@ -288,22 +344,14 @@ __device__ inline void produce(const Params& params, Rows rows, const Scalar* pa
   for (int tile = blockIdx.x; tile < params.tiles; tile += gridDim.x) {
     const Work work = work_of(params, tile);
     rows.begin(work);
-    const Scalar* packed_at =
-        packed + (static_cast<long long>(work.group * params.m_tiles + work.m_tile) *
-                      params.k_steps +
-                  work.first_step) *
-                     (TILE_M * TILE_K);
+    filters.begin(work);
     for (int step = work.first_step; step < work.end_step; step++) {
       const unsigned full = full_barrier(shared, slot.at);
       const unsigned to = slot.at * STAGE_BYTES;
       wait_barrier(empty_barrier(shared, slot.at), slot.parity ^ 1);
-      if (threadIdx.x % GROUP == 0) {
-        arrive_expecting(full, B_BYTES);
-        copy_bulk(shared + to + A_BYTES, packed_at, B_BYTES, full);
-      }
+      filters.copy_step(shared + to + A_BYTES, full);
       rows.copy_step(copy_a + to);
       arrive_with_copies(full);
-      packed_at += TILE_M * TILE_K;
       slot.advance();
     }
   }
@@ -336,9 +384,9 @@ __device__ inline unsigned long long pixels_of(unsigned a, int k) {
   }
 }
 
-// Matrix B of a slot, from its k-th product on.
-__device__ inline unsigned long long filters_of(unsigned slot, int k) {
-  return matrix(slot + A_BYTES + k * 2 * TILE_M * 16, TILE_M * 16, 128);
+// Matrix B, whose filters begin at `b`, of the k-th product.
+__device__ inline unsigned long long filters_of(unsigned b, int k) {
+  return PACKED ? matrix(b + k * 2 * TILE_M * 16, TILE_M * 16, 128) : swizzled_matrix(b + k * 32);
 }
 
 // Where a lane begins to load the floats of its warp, which has 16 of 64 pixels.
@@ -369,10 +417,43 @@ __device__ inline void load_fragment(unsigned (&to)[4], unsigned begin, int at, 
 }
 
 // Adds the products of one step, whose A begins at `a` for this consumer. Those of the step before
-// are done when it calls `release`.
+// are done when it calls `release`; of whole floats, all are done when it returns.
 template <typename Release>
 __device__ inline void multiply(Operands& own, unsigned slot, unsigned a, Release release) {
-  if constexpr (BYTES == 2) {
+  if constexpr (WHOLE) {
+    unsigned held[STEP_PRODUCTS][4];
+    unsigned rest[STEP_PRODUCTS][4];
+    const unsigned begin = a + place_of_fragments();
+#pragma unroll
+    for (int k = 0; k < STEP_PRODUCTS; k++) {
+      load_fragment(rest[k], begin, 0, k);
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        const float v = __uint_as_float(rest[k][i]);
+        const float most = as_operand(v);
+        held[k][i] = __float_as_uint(most);
+        rest[k][i] = __float_as_uint(as_operand(v - most));
+      }
+    }
+    float sums[TILE_M / 8][4] = {};
+    const unsigned b = slot + A_BYTES;
+    begin_products();
+#pragma unroll
+    for (int k = 0; k < STEP_PRODUCTS; k++) {
+      multiply_add_async<Scalar>(sums, rest[k], filters_of(b, k));
+      multiply_add_async<Scalar>(sums, held[k], filters_of(b + FILTER_BYTES, k));
+      multiply_add_async<Scalar>(sums, held[k], filters_of(b, k));
+    }
+    commit_products();
+    wait_products<0>();
+#pragma unroll
+    for (int j = 0; j < TILE_M / 8; j++) {
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        own.acc[0][j][i] += sums[j][i];
+      }
+    }
+  } else if constexpr (BYTES == 2) {
     publish_copies();
     begin_products();
 #pragma unroll
@@ -380,7 +461,7 @@ __device__ inline void multiply(Operands& own, unsigned slot, unsigned a, Releas
 #pragma unroll
       for (int i = 0; i < ROWS; i++) {
         multiply_add_async<Scalar, PLANES>(own.acc[i], pixels_of(a + i * 64 * ROW_BYTES, k),
-                                           filters_of(slot, k));
+                                           filters_of(slot + A_BYTES, k));
       }
     }
     commit_products();
@@ -401,7 +482,7 @@ __device__ inline void multiply(Operands& own, unsigned slot, unsigned a, Releas
 #pragma unroll
       for (int k = 0; k < HALF; k++) {
         multiply_add_async<Scalar>(own.acc[i], own.fragments[half][k],
-                                   filters_of(slot, first_k + k));
+                                   filters_of(slot + A_BYTES, first_k + k));
       }
       commit_products();
       wait_products<1>();
@@ -510,8 +591,13 @@ __device__ inline void consume(const Params& params, const Scalar* bias, const S
     for (int step = work.first_step; step < work.end_step; step++) {
       wait_barrier(full_barrier(shared, slot.at), slot.parity);
       const unsigned at = shared + slot.at * STAGE_BYTES;
-      multiply(own, at, at + group * ROWS * 64 * ROW_BYTES, [&] { arrive_warp(previous, lane); });
+      const unsigned own_a = at + group * ROWS * 64 * ROW_BYTES;
+      multiply(own, at, own_a, [&] { arrive_warp(previous, lane); });
       previous = empty_barrier(shared, slot.at);
+      if (WHOLE) {
+        arrive_warp(previous, lane);
+        previous = 0;
+      }
       slot.advance();
     }
     wait_products<0>();
@@ -556,7 +642,7 @@ extern "C" __global__ void CLUSTER_OF(CLUSTER) __launch_bounds__(THREADS, BLOCKS
   const unsigned shared = shared_address(shared_memory());
   if (threadIdx.x == 0) {
     for (int i = 0; i < STAGES; i++) {
-      set_up_barrier(full_barrier(shared, i), GROUP + 1);  // copies of A by all threads, B by one
+      set_up_barrier(full_barrier(shared, i), GROUP + PACKED);  // copies by all, B's by one more
       set_up_barrier(empty_barrier(shared, i), CONSUMERS * GROUP / 32);
     }
     publish_barriers();
@@ -565,10 +651,11 @@ extern "C" __global__ void CLUSTER_OF(CLUSTER) __launch_bounds__(THREADS, BLOCKS
   __syncthreads();
   if (threadIdx.x / GROUP == CONSUMERS) {
     give_registers<PRODUCER_REGISTERS>();
+    const Filters filters(params, packed);
     if constexpr (PLANES) {  // which have no taps
-      produce(params, Planes(params, x), packed);
+      produce(params, Planes(params, x), filters);
     } else {
-      produce(params, Gather(params, x, taps), packed);
+      produce(params, Gather(params, x, taps), filters);
     }
   } else {
     take_registers<CONSUMER_REGISTERS>();

@@ -23,6 +23,7 @@ struct Params {
 extern "C" __global__ void __launch_bounds__(THREADS)
     pack_columns(Params params, const Scalar* __restrict__ weight, const int4* __restrict__ taps,
                  Scalar* __restrict__ packed) {
+  let_next_start();
   wait_for_previous();
   const long long index = static_cast<long long>(blockIdx.x) * THREADS + threadIdx.x;
   const int k = index / TILE_M % params.k_padded;

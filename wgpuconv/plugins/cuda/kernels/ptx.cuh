@@ -94,12 +94,21 @@ __device__ inline void store_pair(float* to, float first, float second) {
 
 // From Hopper on, a kernel may be started while the one before it in the stream still runs
 // (programmatic dependent launch), which hides what a launch takes. So each kernel calls this before
-// it touches global memory: it lets the next one start as soon as this one's blocks all run and leave
-// room, and waits until all that came before has ended. (A kernel that did not wait might end before
-// its predecessor does, and whoever waits for it alone would read what is not yet written.)
+// it touches global memory, and waits until all that came before has ended. (A kernel that did not
+// wait might end before its predecessor does, and whoever waits for it alone would read what is not
+// yet written.)
 __device__ inline void wait_for_previous() {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;\ngriddepcontrol.wait;" ::: "memory");
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// Lets the next kernel start as soon as all blocks of this one run and leave room: for those that
+// only prepare what another one reads. (Behind a product it would find room on few
+// multiprocessors, and crowd there.)
+__device__ inline void let_next_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 

@@ -49,6 +49,7 @@ static_assert(PIXELS * CHUNKS % THREADS == 0, "all threads store as much");
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     to_channels_last(Params params, const Scalar* __restrict__ x, Scalar* __restrict__ y) {
+  let_next_start();
   wait_for_previous();
   // Neighbouring chunks begin on other banks. Of a run, the first pixels of all loads come first,
   // so that a warp stores to neighbouring places.
