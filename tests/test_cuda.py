@@ -54,6 +54,7 @@ else:
     import tomli as tomllib
 
 ARCHITECTURES = ("75", "80", "86", "89", "90a", "100", "120")
+WGMMA = next(a for a in ALGORITHMS if a.name == "implicit_gemm_wgmma")
 PROBLEMS = [
     problem.with_(dtype=dtype, layout=layout)
     for problem in contract.problems()
@@ -166,6 +167,23 @@ def compiled_plan(
         file = folder / f"{step.shader.file}.cu"
         file.write_text(specialise(step.shader), encoding="utf-8")
         assert compiled(file, architectures, folder) == set()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        # whole floats in the largest tile
+        "conv2d f32 n8 c64 h56 w56 k256 r3 s3 pad1 bias nhwc",
+        "conv2d f32 n8 c512 h28 w28 k256 r1 s1 bias residual act:relu",
+        # a weight that is read as it lies, by producers with two sets of addresses
+        "conv2d f16 n8 c512 h28 w28 k256 r1 s1 bias nhwc",
+    ],
+)
+def test_the_wgmma_kernel_compiles_with_other_filters(text: str, tmp_path: Path) -> None:
+    problem = ConvProblem.parse(text)
+    for config in WGMMA.configs(problem, HOPPER):
+        if config["splits"] == 1 and config["tile_m"] == 128:
+            compiled_plan("implicit_gemm_wgmma", problem, config, ("90a",), tmp_path)
 
 
 @pytest.mark.parametrize("precision", ["f16", "f32 tf32"])
@@ -337,6 +355,11 @@ def test_something_computes_every_problem() -> None:
             "halo_wgmma",
             "the precision 'tf32' is allowed, got f32",
         ),
+        (
+            "conv2d f32 n1 c8 h9 w9 k8 r3 s3",
+            "implicit_gemm_wgmma",
+            "at least 96 products of f32 .*, got 72",
+        ),
         ("conv2d f32 n1 c8 h9 w9 k8 r3 s3", "halo_mma", "f16 and bf16 on tensor cores, got f32"),
         ("conv2d f32 n1 c8 h9 w9 k8 r3 s3 tf32", "halo_mma", "bf16 on tensor cores, got f32"),
         ("conv2d bf16 n1 c8 h9 w9 k8 r3 s3", "implicit_gemm", "computes in f32, got bf16"),
@@ -416,9 +439,6 @@ def test_workspace_is_limited() -> None:
                 algorithm.lower(problem, config, HOPPER, 1000)
 
 
-WGMMA = next(a for a in ALGORITHMS if a.name == "implicit_gemm_wgmma")
-
-
 @pytest.mark.parametrize(
     ("text", "in_planes"),
     [
@@ -443,6 +463,25 @@ def test_pointwise_products_read_the_input_as_it_lies(text: str, in_planes: bool
         assert dict(step.shader.constants)["PLANES"] is in_planes
         assert bool(copied) is not in_planes
         assert (dict(step.bindings)["x"].role == "input") is in_planes
+
+
+@pytest.mark.parametrize(
+    ("text", "packed"),
+    [
+        ("conv2d f16 n2 c40 h6 w5 k35 r1 s1 stride2", False),
+        ("conv2d bf16 n2 c80 h6 w5 k30 r1 s1 groups2 nhwc", False),
+        ("conv2d f16 n2 c36 h6 w5 k35 r1 s1", True),
+        ("conv2d f16 n2 c40 h6 w5 k35 r1 s2", True),
+        ("conv2d f32 n2 c96 h6 w5 k35 r1 s1", True),
+        ("conv2d f32 n2 c96 h6 w5 k35 r1 s1 tf32", True),
+        ("conv_transpose2d f16 n2 c40 h6 w5 k35 r1 s1", True),
+    ],
+)
+def test_pointwise_products_read_the_weight_as_it_lies(text: str, packed: bool) -> None:
+    problem = ConvProblem.parse(text)
+    for config in WGMMA.configs(problem, HOPPER):
+        plan = WGMMA.lower(problem, config, HOPPER, HOPPER.workspace_limit)
+        assert bool(plan.prepare) == bool(plan.prepared) == packed
 
 
 def test_what_reading_in_planes_spares() -> None:
@@ -657,6 +696,14 @@ EMULATED: list[tuple[str, str, Config]] = (
                 "conv_transpose2d f32 n1 c6 h9 w8 k10 r3 s3 stride2 pad1 bias tf32",
             ),
             (256, 128, 2, 1, 1, "conv2d f32 n1 c40 h23 w23 k132 r1 s1 nhwc act:silu tf32"),
+            # whole floats
+            (128, 64, 2, 1, 1, "conv2d f32 n3 c20 h14 w9 k70 r3 s3 pad1 nhwc bias residual"),
+            (128, 128, 2, 1, 1, "conv_transpose2d f32 n1 c24 h9 w8 k10 r3 s3 stride2 pad1 bias"),
+            (128, 64, 2, 2, 1, "conv2d f32 n3 c64 h9 w9 k72 r2 s2 act:relu"),
+            (128, 64, 2, 2, 2, "conv2d f32 n3 c64 h9 w9 k35 r2 s2 nhwc residual"),
+            # one tap, whose weight is read as it lies
+            (128, 64, 2, 1, 1, "conv2d f16 n2 c72 h13 w11 k140 r1 s1 stride2 pad1 nhwc bias"),
+            (256, 128, 2, 2, 1, "conv2d bf16 n2 c144 h13 w11 k70 r1 s1 groups2 nhwc residual"),
             # splits in a cluster, which adds them up
             (128, 64, 3, 3, 3, "conv2d bf16 n3 c64 h9 w9 k72 r2 s2 nhwc bias residual act:relu"),
             (128, 64, 3, 2, 2, "conv_transpose2d f32 n3 c32 h8 w6 k9 r3 s3 stride2 residual tf32"),
@@ -684,6 +731,7 @@ PLANES: list[tuple[str, str, Config]] = [
         # several steps, tiles of several images, channels and pixels past the end
         ((128, 64, 3, 1, 1), "conv2d f16 n5 c72 h8 w7 k35 r1 s1 bias"),
         ((128, 64, 3, 1, 1), "conv2d f32 n5 c40 h7 w8 k35 r1 s1 bias tf32"),
+        ((128, 64, 2, 1, 1), "conv2d f32 n5 c100 h7 w8 k35 r1 s1 bias"),
         # groups, a split sum, two blocks of 64 pixels a consumer
         ((256, 64, 2, 2, 1), "conv2d bf16 n5 c136 h6 w12 k20 r1 s1 groups2 residual act:relu"),
         ((256, 64, 2, 1, 1), "conv2d f32 n3 c78 h10 w12 k18 r1 s1 groups2 residual act:silu tf32"),
@@ -755,6 +803,28 @@ def test_the_emulator_notices_what_is_missing(
     """Else the tests above would prove little."""
     examples = [e for e in EMULATED if e[0] == name]
     fails_if_changed(emulator, monkeypatch, examples, right, broken)
+
+
+@pytest.mark.parametrize(
+    ("examples", "right", "broken"),
+    [
+        # less than three products of whole floats
+        ("f32 n3 c20 h14 w9 k70 r3 s3 pad1 nhwc bias residual", "sums, rest[k],", "sums, held[k],"),
+        (
+            "f32 n3 c20 h14 w9 k70 r3 s3 pad1 nhwc bias residual",
+            "filters_of(b + FILTER_BYTES, k)",
+            "filters_of(b, k)",
+        ),
+        ("c72 h13 w11 k140", "row < rows && channel", "channel"),
+        ("c72 h13 w11 k140", "&& channel < params.channels", ""),
+        ("c72 h13 w11 k140", ": swizzled_matrix(b + k * 32)", ": swizzled_matrix(b)"),
+    ],
+)
+def test_the_emulator_notices_what_is_wrong_with_filters(
+    emulator: Emulator, monkeypatch: pytest.MonkeyPatch, examples: str, right: str, broken: str
+) -> None:
+    chosen = [e for e in EMULATED if e[0] == "implicit_gemm_wgmma" and examples in e[1]]
+    fails_if_changed(emulator, monkeypatch, chosen, right, broken)
 
 
 @pytest.mark.parametrize(
