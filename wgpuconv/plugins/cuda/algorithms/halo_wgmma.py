@@ -192,7 +192,9 @@ class HaloWgmma(CudaAlgorithm):
             CHANNELS_LAST=p.layout == "NHWC",
             OUT_VECTOR=_out_vector(p, tile, area),
             THREADS=tile.threads,
-            SHARED_BYTES=staging.nbytes,
+            # More than half of a multiprocessor's: blocks that start while the kernel before leaves
+            # little room would share one, and leave others idle.
+            SHARED_BYTES=max(staging.nbytes, lowering.limits.max_workgroup_storage // 2 + 1),
         )
         return Pass(
             lowering.ending(shader),
