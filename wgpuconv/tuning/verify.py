@@ -7,8 +7,9 @@ each goes through at most m roundings (m + 1 with a bias, m + 2 with a residual 
     |computed - exact| <= gamma(m + 2) * (sum |x| |w| + |bias| + |residual|)
 
 with gamma(m) = m u / (1 - m u) and u = 2^-24 (Higham, Accuracy and Stability of Numerical
-Algorithms, section 3.1). An activation stretches this by its Lipschitz constant and adds its own
-error; the result is rounded once more to its dtype.
+Algorithms, section 3.1). Where tensor cores sum floats, their algorithm says why this holds for it.
+An activation stretches this by its Lipschitz constant and adds its own error; the result is rounded
+once more to its dtype.
 
 Where a problem allows TF32, each input and each weight may first be rounded to 11 bits, within
 v = 2^-11 of itself, so that products err by (1 + v)^2 - 1 of their size before they are summed.

@@ -6,12 +6,15 @@ arXiv:2407.08608); the gather is that of implicit_gemm_mma. Of pointwise product
 gathered: wgmma takes pixels that lie side by side as well.
 
 Plain float32 is multiplied as three products of TF32 (see the kernel), within the bound of sums in
-f32. With u = 2^-24, relative to sum |x| |w|: both factors and the product that is left out are off
-by 2^-22 each, 12 u in all. Each of the 12 instructions of a step aligns nine terms to the largest,
-keeps two bits more than f32 has and cuts off the rest, then cuts off what f32 does not hold (Fasi,
-Higham, Mikaitis, Pranesh: Numerical Behavior of NVIDIA Tensor Cores, 2021): 9/2 u + 2 u, for all of
-them 78 u. Adding a step takes one rounding. From LEAST_PRODUCTS products on, this is less than the
-roundings of a sum in order.
+f32. With u = 2^-24, relative to sum |x| |w|: what is left out of the factors is 2 u each, and the
+product that is left out 4 u. An instruction adds up eight products, in one sum or in two, each of
+which aligns its terms to the largest, keeps two bits more than f32 has, and cuts off first what is
+below, then what f32 does not hold: 9/2 u + 2 u in one sum, 2 (5/2 u + 2 u) in two. (So it was
+measured on Volta to Ampere by Fasi, Higham, Mikaitis, Pranesh: Numerical Behavior of NVIDIA Tensor
+Cores, 2021; of Hopper it is assumed.) Four instructions of a step add products of the large parts,
+36 u; the eight before them sum what is 2^-11 of these. Adding a step takes one rounding more, and
+of m products there are at most m / 8 steps, since channels are padded to fours. From LEAST_PRODUCTS
+on, 44 u + m / 8 u is less than the m u of a sum in order.
 """
 
 from __future__ import annotations
@@ -62,8 +65,8 @@ TILES = (
 )
 WHOLE_TILES = (Tile(128, 128, 4, 1), Tile(128, 64, 6, 1))
 """For plain float32, whose filters take twice the room and whose sums twice the registers."""
-LEAST_PRODUCTS = 96
-"""Of a sum of plain float32."""
+LEAST_PRODUCTS = 64
+"""Of each sum of plain float32, what padding adds included."""
 FILLS = (1, 2)
 """Blocks a multiprocessor that a split sum should make."""
 MOST_CLUSTER = 8
@@ -80,7 +83,7 @@ class ImplicitGemmWgmma(CudaAlgorithm):
     shaders = ("implicit_gemm_wgmma", "pack_filters", "to_channels_last", "reduce_splits")
 
     def refuse(self, problem: ConvProblem, facts: Facts) -> str | None:
-        return refuse_wgmma(facts) or _refuse_few_products(problem) or refuse_gather(problem)
+        return refuse_wgmma(facts) or refuse_gather(problem) or _refuse_few_products(problem)
 
     def configs(self, problem: ConvProblem, facts: Facts) -> list[Config]:
         p = problem
@@ -192,7 +195,8 @@ class ImplicitGemmWgmma(CudaAlgorithm):
         seconds = rounds * max(multiplied + stored, tile.blocks * multiplied) + 7 * facts.latency
         if cluster > 1:  # each waits for the others, and reads their sums
             seconds += 2 * facts.latency + 4 * tile.p * tile.m / 40e9
-        memory, launches = overheads(p, facts, x, slices=_slices(config), packed=_packed(p))
+        moved = (5 if _whole(p) else 3) if _packed(p) else 1
+        memory, launches = overheads(p, facts, x, slices=_slices(config), weight_moved=moved)
         # Neither hides the other one quite.
         return max(seconds, memory) + 0.2 * min(seconds, memory) + launches
 
@@ -235,11 +239,12 @@ def _whole(p: ConvProblem) -> bool:
 
 
 def _refuse_few_products(p: ConvProblem) -> str | None:
-    if not _whole(p) or p.reduction >= LEAST_PRODUCTS:
+    fewest = min(phase.taps for phase in phases(p)) * p.c_group
+    if not _whole(p) or fewest >= LEAST_PRODUCTS:
         return None
     return (
         f"adds up at least {LEAST_PRODUCTS} products of f32 (else its error may exceed that of a "
-        f"sum in order), got {p.reduction}"
+        f"sum in order), got {fewest}"
     )
 
 

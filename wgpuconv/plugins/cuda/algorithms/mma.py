@@ -314,11 +314,14 @@ def mma_seconds(
 
 
 def overheads(
-    problem: ConvProblem, facts: Facts, x: Source, *, slices: int = 1, packed: bool = True
+    problem: ConvProblem, facts: Facts, x: Source, *, slices: int = 1, weight_moved: int = 3
 ) -> tuple[float, float]:
-    """Seconds of the memory's traffic, and those of the launches."""
+    """Seconds of the memory's traffic, and those of the launches.
+
+    The weight goes through memory ``weight_moved`` times: once if it is not packed.
+    """
     p = problem
     traffic = p.input_bytes + p.residual_bytes + p.out_bytes
-    traffic += (3 if packed else 1) * p.weight_bytes + 2 * x.nbytes + 2 * partial_bytes(p, slices)
-    launches = len(phases(p)) * (1 + packed) + len(x.passes) + (slices > 1)
+    traffic += weight_moved * p.weight_bytes + 2 * x.nbytes + 2 * partial_bytes(p, slices)
+    launches = len(phases(p)) * (1 + (weight_moved > 1)) + len(x.passes) + (slices > 1)
     return traffic / facts.bandwidth, launches * facts.launch

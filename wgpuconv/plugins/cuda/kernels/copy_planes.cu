@@ -17,7 +17,6 @@ struct Params {
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     copy_planes(Params params, const Scalar* __restrict__ src, Scalar* __restrict__ dst) {
-  let_next_start();
   wait_for_previous();
   const unsigned index = blockIdx.x * THREADS + threadIdx.x;
   const int plane = index / params.count;

@@ -1,5 +1,5 @@
 // Implicit GEMM on Hopper's warpgroup products: halves or bfloats in, or floats, which are
-// multiplied as TF32; sums in float. The product, the gather and `taps` are those of
+// multiplied as TF32, or whole; sums in float. The product, the gather and `taps` are those of
 // implicit_gemm_mma.
 //
 // Each block stays on its multiprocessor and computes one tile after the other, TILE_P pixels by
@@ -18,14 +18,15 @@
 // pixels has the rows of a whole step, one after the other.
 //
 // Halves are multiplied from shared memory, in either order. Of floats, A goes through registers on
-// the way, which rounds it to TF32; products of one half of a step run while the other half is
-// rounded.
+// the way, which rounds it to TF32; without WHOLE, products of one half of a step run while the
+// other half is rounded.
 //
 // With WHOLE, floats stay floats: each is the sum of what TF32 holds of it and of what TF32 holds of
 // the rest, and three of the four products of those are added up (Markidis et al. 2018,
 // arXiv:1803.04014). Tensor cores cut off what a sum does not hold instead of rounding it, so each
-// step's products are summed by themselves, and added outside (Ootomo and Yokota 2022,
-// arXiv:2203.03341). An infinity has no rest, and becomes NaN.
+// step's products are summed by themselves, the small ones first, and added outside (Ootomo and
+// Yokota 2022, arXiv:2203.03341). An infinity, and what TF32 rounds to one, has no rest: it becomes
+// NaN.
 //
 // The sum over k may be split. Either the blocks of a CLUSTER take one split each of the same tile,
 // the only one of the block; then each adds up its share of the tile from the shared memory of all.
@@ -42,7 +43,7 @@ constexpr int STAGES = 5;
 constexpr int BLOCKS = 1;  // of a multiprocessor, 1 or 2: one multiplies while the other stores
 constexpr bool PLANES = false;  // A's pixels lie side by side, in whole and aligned chunks
 constexpr bool WHOLE = false;   // floats, not what TF32 holds of them
-constexpr bool PACKED = true;   // the weight; else it has one tap, and rows of whole copies
+constexpr bool PACKED = true;   // else `packed` is the weight: one tap, and rows of whole copies
 constexpr bool CACHED = true;  // A goes through the first-level cache: taps share pixels
 constexpr bool CHANNELS_LAST = true;  // the output's order
 constexpr int OUT_VECTOR = 8;  // elements of one store
@@ -442,6 +443,9 @@ __device__ inline void multiply(Operands& own, unsigned slot, unsigned a, Releas
     for (int k = 0; k < STEP_PRODUCTS; k++) {
       multiply_add_async<Scalar>(sums, rest[k], filters_of(b, k));
       multiply_add_async<Scalar>(sums, held[k], filters_of(b + FILTER_BYTES, k));
+    }
+#pragma unroll
+    for (int k = 0; k < STEP_PRODUCTS; k++) {
       multiply_add_async<Scalar>(sums, held[k], filters_of(b, k));
     }
     commit_products();
