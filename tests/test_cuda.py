@@ -54,6 +54,7 @@ else:
     import tomli as tomllib
 
 ARCHITECTURES = ("75", "80", "86", "89", "90a", "100", "120")
+WHOLE_FLOATS = "f32 n3 c20 h14 w9 k70 r3 s3 pad1 nhwc bias residual"
 WGMMA = next(a for a in ALGORITHMS if a.name == "implicit_gemm_wgmma")
 PROBLEMS = [
     problem.with_(dtype=dtype, layout=layout)
@@ -700,8 +701,8 @@ EMULATED: list[tuple[str, str, Config]] = (
             ),
             (256, 128, 2, 1, 1, "conv2d f32 n1 c40 h23 w23 k132 r1 s1 nhwc act:silu tf32"),
             # whole floats
-            (128, 64, 2, 1, 1, "conv2d f32 n3 c20 h14 w9 k70 r3 s3 pad1 nhwc bias residual"),
-            (128, 128, 2, 1, 1, "conv_transpose2d f32 n1 c24 h9 w8 k10 r3 s3 stride2 pad1 bias"),
+            (128, 64, 2, 1, 1, f"conv2d {WHOLE_FLOATS}"),
+            (128, 128, 2, 1, 1, "conv_transpose2d f32 n1 c64 h9 w8 k10 r3 s3 stride2 pad1 bias"),
             (128, 64, 2, 2, 1, "conv2d f32 n3 c64 h9 w9 k72 r2 s2 act:relu"),
             (128, 64, 2, 2, 2, "conv2d f32 n3 c64 h9 w9 k35 r2 s2 nhwc residual"),
             # one tap, whose weight is read as it lies
@@ -809,42 +810,49 @@ def test_the_emulator_notices_what_is_missing(
 
 
 @pytest.mark.parametrize(
-    ("examples", "right", "broken"),
+    ("name", "examples", "right", "broken"),
     [
         # less than three products of whole floats
-        ("f32 n3 c20 h14 w9 k70 r3 s3 pad1 nhwc bias residual", "sums, rest[k],", "sums, held[k],"),
+        ("implicit_gemm_wgmma", WHOLE_FLOATS, "sums, rest[k],", "sums, held[k],"),
         (
-            "f32 n3 c20 h14 w9 k70 r3 s3 pad1 nhwc bias residual",
+            "implicit_gemm_wgmma",
+            WHOLE_FLOATS,
             "filters_of(b + FILTER_BYTES, k)",
             "filters_of(b, k)",
         ),
-        ("c72 h13 w11 k140", "row < rows && channel", "channel"),
-        ("c72 h13 w11 k140", "&& channel < params.channels", ""),
-        ("c72 h13 w11 k140", ": swizzled_matrix(b + k * 32)", ": swizzled_matrix(b)"),
+        # the weight as it lies
+        ("implicit_gemm_wgmma", "c72 h13 w11 k140", "row < rows && channel", "channel"),
+        ("implicit_gemm_wgmma", "c72 h13 w11 k140", "&& channel < params.channels", ""),
+        (
+            "implicit_gemm_wgmma",
+            "c72 h13 w11 k140",
+            ": swizzled_matrix(b + k * 32)",
+            ": swizzled_matrix(b)",
+        ),
+        # who does not wait to store
+        *(
+            ("halo_wgmma", examples, right, "//")
+            for examples, right in [
+                ("k9 r2 s2 bias tf32", "__syncwarp();  // all lanes have read the slice before"),
+                ("k70 r3 s3 pad1 bias residual", "__syncwarp();  // the residual is there"),
+                ("k70 r3 s3 pad1 bias residual", "__syncwarp();  // the slice is complete"),
+                ("k60 r3 s3 pad1 nhwc", "Warpgroup::sync();  // each element is replaced by"),
+                ("k60 r3 s3 pad1 nhwc", "Warpgroup::sync();  // the slice is complete"),
+            ]
+        ),
     ],
 )
-def test_the_emulator_notices_what_is_wrong_with_filters(
-    emulator: Emulator, monkeypatch: pytest.MonkeyPatch, examples: str, right: str, broken: str
+def test_the_emulator_notices_what_is_wrong(
+    emulator: Emulator,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    examples: str,
+    right: str,
+    broken: str,
 ) -> None:
-    chosen = [e for e in EMULATED if e[0] == "implicit_gemm_wgmma" and examples in e[1]]
+    """With the examples in whose text that stands."""
+    chosen = [e for e in EMULATED if e[0] == name and examples in e[1]]
     fails_if_changed(emulator, monkeypatch, chosen, right, broken)
-
-
-@pytest.mark.parametrize(
-    ("examples", "right"),
-    [
-        ("k9 r2 s2 bias tf32", "__syncwarp();  // all lanes have read the slice before"),
-        ("k70 r3 s3 pad1 bias residual", "__syncwarp();  // the residual is there"),
-        ("k70 r3 s3 pad1 bias residual", "__syncwarp();  // the slice is complete"),
-        ("k60 r3 s3 pad1 nhwc", "Warpgroup::sync();  // each element is replaced by the warp"),
-        ("k60 r3 s3 pad1 nhwc", "Warpgroup::sync();  // the slice is complete"),
-    ],
-)
-def test_the_emulator_notices_who_does_not_wait_to_store(
-    emulator: Emulator, monkeypatch: pytest.MonkeyPatch, examples: str, right: str
-) -> None:
-    chosen = [e for e in EMULATED if e[0] == "halo_wgmma" and examples in e[1]]
-    fails_if_changed(emulator, monkeypatch, chosen, right, "//")
 
 
 def test_blocks_of_halo_wgmma_share_no_multiprocessor() -> None:

@@ -66,7 +66,7 @@ TILES = (
 WHOLE_TILES = (Tile(128, 128, 4, 1), Tile(128, 64, 6, 1))
 """For plain float32, whose filters take twice the room and whose sums twice the registers."""
 LEAST_PRODUCTS = 64
-"""Of each sum of plain float32, what padding adds included."""
+"""Of each sum of plain float32, those with what pads the image included."""
 FILLS = (1, 2)
 """Blocks a multiprocessor that a split sum should make."""
 MOST_CLUSTER = 8
@@ -77,7 +77,7 @@ MOST_WASTE = 2.0
 
 class ImplicitGemmWgmma(CudaAlgorithm):
     name = "implicit_gemm_wgmma"
-    summary = "Hopper's warpgroup products, fed by warps that gather columns; f32 as three TF32"
+    summary = "Hopper's warpgroup products of gathered columns; f16, bf16, TF32, and f32 as three"
     tf32 = True
     ops = ("conv2d", "conv_transpose2d")
     shaders = ("implicit_gemm_wgmma", "pack_filters", "to_channels_last", "reduce_splits")
@@ -122,8 +122,8 @@ class ImplicitGemmWgmma(CudaAlgorithm):
         block = _channel_block(p, x.channels)
         for phase in phases(p):
             steps = ceil_div(phase.taps * x.channels, step.k)
-            offsets = weight_offsets(p, phase, x.channels, block)
             if _packed(p):
+                offsets = weight_offsets(p, phase, x.channels, block)
                 filters = pack(lowering, step, steps, offsets, cores=True, whole=_whole(p))
             else:
                 filters = Region("weight")
