@@ -16,12 +16,14 @@
 #include <cstring>
 #include <deque>
 #include <map>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #define __device__
 #define __global__
 #define __launch_bounds__(...)
+#define __grid_constant__
 #define __shared__ static
 #define __align__(n) __attribute__((aligned(n)))
 
@@ -247,10 +249,19 @@ inline void check_target(unsigned to, int bytes, int aligned) {
   }
 }
 
-template <typename Params, typename... Pointers, std::size_t... I>
-void call(void (*kernel)(Params, Pointers...), const void* params, void** pointers,
+template <typename Argument>
+Argument argument(void* given) {
+  if constexpr (std::is_pointer_v<Argument>) {
+    return static_cast<Argument>(given);
+  } else {
+    return *static_cast<const Argument*>(given);
+  }
+}
+
+template <typename Params, typename... Arguments, std::size_t... I>
+void call(void (*kernel)(Params, Arguments...), const void* params, void** given,
           std::index_sequence<I...>) {
-  kernel(*static_cast<const Params*>(params), static_cast<Pointers>(pointers[I])...);
+  kernel(*static_cast<const Params*>(params), argument<Arguments>(given[I])...);
 }
 
 static void (*entry)();
@@ -737,6 +748,76 @@ inline void copy_bulk(unsigned to, const void* from, int bytes, unsigned barrier
   emulator::check_target(to, bytes, 16);
   emulator::check_source(static_cast<const char*>(from), bytes, 16);
   emulator::begin_arrival({{{to, from, bytes, true}}, barrier, true});
+}
+
+// As tensor_map in cuda_emulator.py writes it.
+struct alignas(64) TensorMap {
+  const char* array;
+  int bytes;  // of an element
+  int axes;
+  int sizes[4];
+  int rows;  // that a copy brings
+  int lower[2], upper[2], steps[2];
+  long long strides[4];  // in bytes
+};
+static_assert(sizeof(TensorMap) == 128, "the size of the driver's own");
+
+namespace emulator {
+
+// Appends the copies of one row of 128 bytes, whose element [0] lies at this place.
+inline void copy_row(std::vector<Copy>& copies, unsigned to, const TensorMap& map, int first,
+                     const int* place, bool inside) {
+  for (int chunk = 0; chunk < 8; chunk++) {
+    const int element = first + chunk * 16 / map.bytes;
+    const char* from = map.array + element * map.bytes;
+    for (int axis = 1; axis < map.axes; axis++) {
+      from += place[axis - 1] * map.strides[axis];
+    }
+    const bool valid = inside && element < map.sizes[0];
+    if (valid) {
+      check_source(from, 16, 16);
+    }
+    copies.push_back({to + (chunk ^ to / 128 % 8) * 16, from, 16, valid});
+  }
+}
+
+}  // namespace emulator
+
+inline void copy_rows(unsigned to, const TensorMap& map, int column, int row, unsigned barrier) {
+  emulator::check_target(to, map.rows * 128, 1024);
+  emulator::Arrival arrival{{}, barrier, true};
+  for (int i = 0; i < map.rows; i++) {
+    const int place = row + i;
+    emulator::copy_row(arrival.copies, to + i * 128, map, column, &place, place < map.sizes[1]);
+  }
+  emulator::begin_arrival(std::move(arrival));
+}
+
+inline void copy_columns(unsigned to, const TensorMap& map, int c, int w, int h, int n, int tap_w,
+                         int tap_h, unsigned barrier) {
+  emulator::check_target(to, map.rows * 128, 1024);
+  if (tap_w < 0 || tap_w > 255 || tap_h < 0 || tap_h > 255) {
+    emulator::fail("a tap that lies too far from the first one");
+  }
+  emulator::Arrival arrival{{}, barrier, true};
+  for (int i = 0; i < map.rows; i++) {
+    const int place[] = {w + tap_w, h + tap_h, n};
+    bool inside = true;
+    for (int axis = 0; axis < 3; axis++) {
+      inside &= place[axis] >= 0 && place[axis] < map.sizes[axis + 1];
+    }
+    emulator::copy_row(arrival.copies, to + i * 128, map, c, place, inside);
+    w += map.steps[0];
+    if (w > map.sizes[1] - 1 + map.upper[0]) {
+      w = map.lower[0];
+      h += map.steps[1];
+    }
+    if (h > map.sizes[2] - 1 + map.upper[1]) {
+      h = map.lower[1];
+      n++;
+    }
+  }
+  emulator::begin_arrival(std::move(arrival));
 }
 
 template <int COUNT>

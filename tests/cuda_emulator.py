@@ -10,6 +10,7 @@ import ctypes
 import hashlib
 import re
 import shutil
+import struct
 import subprocess
 import tempfile
 from pathlib import Path
@@ -24,6 +25,7 @@ from wgpuconv.plan import Pass, Plan, Region
 from wgpuconv.plugins.cuda.algorithms import ALGORITHMS
 from wgpuconv.plugins.cuda.facts import CudaFacts
 from wgpuconv.plugins.cuda.source import KERNEL_DIR, Interface, interface, pack_params, specialise
+from wgpuconv.plugins.cuda.tensor_maps import TensorMap, tensor_maps
 
 HEADER = Path(__file__).with_name("cuda_emulator.h")
 HOPPER = CudaFacts(
@@ -50,7 +52,16 @@ HOPPER = CudaFacts(
 )
 """Facts of an H200, as the plugin reads them."""
 
-_OPTIONS = ["-std=c++17", "-O0", "-mf16c", "-ffp-contract=off", "-shared", "-fPIC", "-w"]
+_OPTIONS = [
+    "-std=c++17",
+    "-O0",
+    "-mf16c",
+    "-ffp-contract=off",
+    "-shared",
+    "-fPIC",
+    "-w",
+    "-Wno-psabi",
+]
 
 _WRAPPER = """
 template <typename... Pointers>
@@ -150,7 +161,16 @@ class Emulator:
         regions = dict(step.bindings)
         assert set(regions) == set(face.bindings)
         views = [_view(whole[regions[n].role], regions[n]) for n in face.bindings]
-        pointers = (ctypes.c_void_p * len(views))(*(v.ctypes.data for v in views))
+        described = tensor_maps(step)
+        maps = [
+            tensor_map(described[n], whole[regions[n].role], regions[n])
+            if n in described
+            else filled(128)
+            for n in face.maps
+        ]
+        pointers = (ctypes.c_void_p * (len(views) + len(maps)))(
+            *(v.ctypes.data for v in [*views, *maps])
+        )
         ends = (ctypes.c_void_p * len(views))(*(v.ctypes.data + v.nbytes for v in views))
         fault = library.emulated_launch(
             step.grid[0],
@@ -203,6 +223,25 @@ def emulated(text: str) -> str:
     text = text.replace(own, ours)
     hopper = (KERNEL_DIR / "wgmma.cuh").read_text(encoding="utf-8")
     return text.replace(hopper.split('#include "ptx.cuh"\n')[1], "")
+
+
+def tensor_map(described: TensorMap, buffer: np.ndarray, region: Region) -> np.ndarray:
+    """As struct TensorMap of cuda_emulator.h."""
+    m, axes = described, len(described.sizes)
+    numbers = [4 if m.dtype == "f32" else 2, axes]
+    for few, length in (
+        (m.sizes, 4),
+        ((m.rows,), 1),
+        (m.lower, 2),
+        (m.upper, 2),
+        (m.steps[1:3], 2),
+    ):
+        numbers += [*few, *[0] * (length - len(few))]
+    strides = [0, *m.strides, *[0] * (4 - axes)]
+    packed = struct.pack("<Q13i4x4q", buffer.ctypes.data + region.offset, *numbers, *strides)
+    made = filled(128)
+    made[: len(packed)] = np.frombuffer(packed, np.uint8)
+    return made
 
 
 def _view(buffer: np.ndarray, region: Region) -> np.ndarray:

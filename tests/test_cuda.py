@@ -45,6 +45,7 @@ from wgpuconv.plugins.cuda.source import (
     source_hash,
     specialise,
 )
+from wgpuconv.plugins.cuda.tensor_maps import TensorMap, tensor_maps
 from wgpuconv.problem import ACTIVATIONS, Activation, ConvProblem
 from wgpuconv.tuning.verify import Check
 
@@ -187,17 +188,30 @@ def test_the_wgmma_kernel_compiles_with_other_filters(text: str, tmp_path: Path)
             compiled_plan("implicit_gemm_wgmma", problem, config, ("90a",), tmp_path)
 
 
+GREEDY = [(128, 256, 1, 1), (256, 128, 2, 1), (256, 128, 8, 8), (256, 64, 1, 1), (128, 64, 1, 1)]
+
+
 @pytest.mark.parametrize("precision", ["f16", "f32 tf32"])
 @pytest.mark.parametrize(
-    ("tile_p", "tile_m", "splits", "cluster"),
-    [(128, 256, 1, 1), (256, 128, 2, 1), (256, 128, 8, 8), (256, 64, 1, 1), (128, 64, 1, 1)],
+    ("channels", "tile_p", "tile_m", "splits", "cluster"),
+    [
+        *((40, *tile) for tile in GREEDY),
+        *((64, *tile) for tile in (*GREEDY[:3], (192, 128, 1, 1), (128, 160, 1, 1))),
+    ],
 )
 def test_the_wgmma_kernel_compiles(
-    tmp_path: Path, precision: str, tile_p: int, tile_m: int, splits: int, cluster: int
+    tmp_path: Path,
+    precision: str,
+    channels: int,
+    tile_p: int,
+    tile_m: int,
+    splits: int,
+    cluster: int,
 ) -> None:
-    """The tiles that need most registers, of consumers and of producers."""
+    """The tiles that need most registers, of consumers and of producers: threads that gather, or
+    one that asks the copy engine."""
     dtype, *tf32 = precision.split()
-    text = f"conv2d {dtype} n8 c64 h56 w56 k256 r3 s3 pad1 bias nhwc {' '.join(tf32)}"
+    text = f"conv2d {dtype} n8 c{channels} h56 w56 k256 r3 s3 pad1 bias nhwc {' '.join(tf32)}"
     config = wgmma_config(tile_p, tile_m, 3, splits, cluster)
     problem = ConvProblem.parse(text.strip())
     compiled_plan("implicit_gemm_wgmma", problem, config, ("90a",), tmp_path)
@@ -488,6 +502,67 @@ def test_pointwise_products_read_the_weight_as_it_lies(text: str, packed: bool) 
         assert bool(plan.prepare) == bool(plan.prepared) == packed
 
 
+@pytest.mark.parametrize(
+    ("text", "im2col"),
+    [
+        ("conv2d f16 n2 c64 h9 w9 k35 r3 s3 pad1 dil2 nhwc", True),
+        ("conv2d f32 n2 c32 h9 w9 k35 r3 s3 stride8 nhwc tf32", True),
+        ("conv2d f32 n2 c96 h9 w9 k35 r1 s1 nhwc", True),
+        ("conv2d bf16 n2 c128 h9 w9 k70 r3 s3 groups2", True),
+        ("conv_transpose2d f16 n2 c128 h9 w9 k35 r3 s3 stride2 pad1 outpad1 nhwc", True),
+        # half of a step may be in vain, but not of a group
+        ("conv2d f16 n2 c96 h9 w9 k35 r3 s3 nhwc", True),
+        ("conv2d f16 n2 c72 h9 w9 k35 r3 s3 nhwc", False),
+        ("conv2d f16 n2 c192 h9 w9 k70 r3 s3 groups2 nhwc", False),
+        # read as it lies
+        ("conv2d f16 n2 c64 h8 w8 k35 r1 s1", False),
+        # what a tensor map cannot hold
+        ("conv2d f16 n2 c64 h9 w9 k35 r3 s3 stride9 nhwc", False),
+        ("conv2d f16 n2 c64 h9 w9 k35 r3 s3 pad128 nhwc", True),
+        ("conv2d f16 n2 c64 h9 w9 k35 r3 s3 pad129 nhwc", False),
+        ("conv2d f16 n2 c64 h9 w260 k35 r1 s3 dil1,64 nhwc", True),
+        ("conv2d f16 n2 c64 h9 w260 k35 r1 s3 dil1,65 nhwc", False),
+        ("conv2d f16 n2 c64 h9 w260 k35 r1 s3 dil1,127 pad0,0,127,127 nhwc", True),
+        ("conv2d f16 n2 c64 h9 w260 k35 r1 s3 dil1,128 pad0,0,128,128 nhwc", False),
+    ],
+)
+def test_what_the_copy_engine_gathers(text: str, im2col: bool) -> None:
+    problem = ConvProblem.parse(text)
+    for config in WGMMA.configs(problem, HOPPER):
+        plan = WGMMA.lower(problem, config, HOPPER, HOPPER.workspace_limit)
+        steps = [step for step in plan.passes if step.shader.file == WGMMA.name]
+        for step in steps:
+            assert dict(step.shader.constants)["IM2COL"] is im2col
+            assert bool(tensor_maps(step)) is im2col
+
+
+def test_tensor_maps() -> None:
+    """What the driver is told of an input, and of a weight that lies as it is."""
+    problem = ConvProblem.parse(
+        "conv2d f16 n2 c128 h9 w12 k35 r3 s3 stride2,3 pad1,0,2,1 dil1,2 nhwc"
+    )
+    (config, *_) = WGMMA.configs(problem, HOPPER)
+    plan = WGMMA.lower(problem, config, HOPPER, HOPPER.workspace_limit)
+    assert tensor_maps(plan.prepare[0]) == {}
+    (x,) = tensor_maps(plan.passes[0]).values()
+    assert x == TensorMap(
+        dtype="f16",
+        sizes=(128, 12, 9, 2),
+        strides=(256, 256 * 12, 256 * 12 * 9),
+        rows=int(config["tile_p"]),
+        lower=(-2, -1),
+        # of four columns, the last one's first tap lies at 7, of four rows at 5
+        upper=(-2 + 3 * 3 - 11, -1 + 2 * 3 - 8),
+        steps=(1, 3, 2, 1),
+    )
+    problem = ConvProblem.parse("conv2d f16 n2 c128 h9 w12 k70 r1 s1 groups2 nhwc")
+    (config, *_) = WGMMA.configs(problem, HOPPER)
+    (step,) = WGMMA.lower(problem, config, HOPPER, HOPPER.workspace_limit).passes
+    assert tensor_maps(step)["packed"] == TensorMap(
+        dtype="f16", sizes=(64, 70), strides=(128,), rows=int(config["tile_m"])
+    )
+
+
 def test_what_reading_in_planes_spares() -> None:
     """Scratch memory, and the time of the copy: it costs what it does with its channels last."""
     planes, odd = (ConvProblem.parse(f"conv2d f16 n2 c64 h8 w{w} k64 r1 s1") for w in (8, 7))
@@ -497,7 +572,8 @@ def test_what_reading_in_planes_spares() -> None:
     assert WGMMA.lower(planes, config, HOPPER, 0).workspace == 0
     with pytest.raises(wgpuconv.errors.AlgorithmRefusedError, match="with its channels last"):
         WGMMA.lower(odd, config, HOPPER, 0)
-    assert WGMMA.cost(planes, config, HOPPER) == WGMMA.cost(last, config, HOPPER)
+    gathered = WGMMA.cost(last, config, HOPPER)  # by the copy engine, which is faster
+    assert gathered < WGMMA.cost(planes, config, HOPPER) < 1.2 * gathered
     assert WGMMA.cost(planes, config, HOPPER) < WGMMA.cost(odd, config, HOPPER)
 
 
@@ -708,6 +784,22 @@ EMULATED: list[tuple[str, str, Config]] = (
             # one tap, whose weight is read as it lies
             (128, 64, 2, 1, 1, "conv2d f16 n2 c72 h13 w11 k140 r1 s1 stride2 pad1 nhwc bias"),
             (256, 128, 2, 2, 1, "conv2d bf16 n2 c144 h13 w11 k70 r1 s1 groups2 nhwc residual"),
+            # the copy engine gathers: blocks of channels, the last one not whole; taps from far to
+            # near; a weight as it lies, of several groups; three warpgroups that multiply
+            (
+                128,
+                64,
+                2,
+                3,
+                1,
+                "conv2d f16 n2 c112 h9 w11 k70 r3 s2 stride2,1 pad1,0,2,1 dil2,1 nhwc",
+            ),
+            (192, 128, 2, 1, 1, "conv2d f16 n3 c128 h9 w11 k170 r3 s3 pad1 groups2 bias residual"),
+            (128, 96, 3, 1, 1, "conv_transpose2d bf16 n2 c56 h7 w5 k196 r3 s3 stride2 pad1 nhwc"),
+            (128, 160, 2, 1, 1, "conv2d bf16 n3 c88 h13 w11 k170 r1 s1 stride2 nhwc bias"),
+            (192, 64, 2, 2, 2, "conv2d f16 n3 c256 h7 w9 k70 r1 s1 groups2 nhwc bias residual"),
+            (192, 96, 2, 1, 1, "conv2d f32 n3 c30 h9 w11 k100 r3 s3 pad1 bias tf32"),
+            (128, 64, 2, 1, 1, "conv2d f32 n2 c32 h9 w11 k70 r3 s3 stride2 pad2 nhwc act:relu"),
             # splits in a cluster, which adds them up
             (128, 64, 3, 3, 3, "conv2d bf16 n3 c64 h9 w9 k72 r2 s2 nhwc bias residual act:relu"),
             (128, 64, 3, 2, 2, "conv_transpose2d f32 n3 c32 h8 w6 k9 r3 s3 stride2 residual tf32"),
@@ -820,6 +912,12 @@ def test_the_emulator_notices_what_is_missing(
             "filters_of(b + FILTER_BYTES, k)",
             "filters_of(b, k)",
         ),
+        # the copy engine's places
+        ("implicit_gemm_wgmma", "c112 h9 w11", "lowest_h + row * params.tap_step_h", "lowest_h"),
+        ("implicit_gemm_wgmma", "c56 h7 w5 k196", "params.tap_w - lowest_w", "params.tap_w"),
+        ("implicit_gemm_wgmma", "c112 h9 w11", "row = 0;\n      channel += TILE_K;", "row = 0;"),
+        ("implicit_gemm_wgmma", "c112 h9 w11", "BULK_BYTES = (IM2COL ? A", "BULK_BYTES = (0 ? A"),
+        ("implicit_gemm_wgmma", "c256 h7 w9", "work.group * params.m + work.m_tile", "work.m_tile"),
         # the weight as it lies
         ("implicit_gemm_wgmma", "c72 h13 w11 k140", "row < rows && channel", "channel"),
         ("implicit_gemm_wgmma", "c72 h13 w11 k140", "&& channel < params.channels", ""),

@@ -41,12 +41,18 @@ from .buffer import ALIGNMENT, CudaBuffer
 from .facts import AMPERE, HOPPER, CudaFacts
 from .launch import Grid
 from .source import Interface, interface, pack_params, specialise
+from .tensor_maps import MAP_BYTES, tensor_maps
 
 OPTIONS = ("--std=c++17",)
 HOPPER_OPTIONS = ("--gpu-architecture=sm_90a",)
 """Without it NVRTC compiles for sm_90, which has no wgmma."""
 GRAPH_RUNS = 20
 """Runs that a timed graph holds: launching from Python takes longer than a small kernel."""
+
+
+_UNUSED = ctypes.create_string_buffer(MAP_BYTES)
+_NO_MAP = ctypes.addressof(_UNUSED)
+"""For a kernel that is specialised not to read its map."""
 
 
 @dataclass(frozen=True)
@@ -62,16 +68,26 @@ class Step:
     set of them, which only pointers are written into, serves all calls."""
 
     def __init__(
-        self, kernel: Kernel, params: bytes, regions: Sequence[Region], grid: Grid, *, early: bool
+        self,
+        kernel: Kernel,
+        params: bytes,
+        regions: Sequence[Region],
+        maps: Sequence[tuple[Region, launch.EncodedMap | None]],
+        grid: Grid,
+        *,
+        early: bool,
     ) -> None:
         self.regions = regions
         """In the order of the kernel's pointers."""
         self.places = [(i, region.role, region.offset) for i, region in enumerate(regions)]
         self.pointers = (ctypes.c_uint64 * len(regions))()
+        self.maps = [(m, region.role, region.offset) for region, m in maps if m is not None]
         self._kernel = kernel  # its module stays loaded
         self._params = ctypes.create_string_buffer(params, max(len(params), 1))
         first = ctypes.addressof(self.pointers)
-        values = [ctypes.addressof(self._params), *(first + 8 * i for i in range(len(regions)))]
+        pointers = (first + 8 * i for i in range(len(regions)))
+        encoded = (_NO_MAP if m is None else m.address for _, m in maps)
+        values = [ctypes.addressof(self._params), *pointers, *encoded]
         self._values = (ctypes.c_void_p * len(values))(*values)
         face = kernel.interface
         self.config = launch.config(grid, face.threads, face.shared_bytes, early=early)
@@ -255,10 +271,15 @@ class CudaBackend:
                 f"{step.shader.file}.cu and the plan disagree on bindings: "
                 f"{sorted(set(face.bindings) ^ set(regions))}"
             )
+        encoded = {
+            name: launch.EncodedMap(self._driver, described)
+            for name, described in tensor_maps(step).items()
+        }
         return Step(
             kernel,
             pack_params(step, face.params),
             [regions[name] for name in face.bindings],
+            [(regions[name], encoded.get(name)) for name in face.maps],
             step.grid,
             early=self._early,
         )
@@ -355,6 +376,8 @@ class CudaBackend:
         for step in steps:
             for i, role, offset in step.places:
                 step.pointers[i] = first[role] + offset
+            for encoded, role, offset in step.maps:
+                encoded.point_to(first[role] + offset)
             step.config.stream = stream
             self._driver.launch(*step.launch)
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from typing import Any
 
 from .facts import HOPPER
+from .tensor_maps import MAP_ALIGNMENT, MAP_BYTES, TensorMap
 
 Grid = tuple[int, int, int]
 
@@ -51,8 +53,50 @@ def config(grid: Grid, threads: int, shared_bytes: int, *, early: bool) -> Confi
     return Config(grid, (threads, 1, 1), shared_bytes, None, attributes, int(early))
 
 
+_DTYPES = {"f16": 6, "f32": 7, "bf16": 9}  # CUtensorMapDataType
+_INTERLEAVE_NONE = 0
+_SWIZZLE_128B = 3
+_PROMOTE_256B = 3  # what the second-level cache fetches at once
+_FILL_ZEROS = 0
+
+
+class EncodedMap:
+    """A tensor map as a kernel takes it, for one place of its array at a time."""
+
+    def __init__(self, driver: Driver, described: TensorMap) -> None:
+        m, axes = described, len(described.sizes)
+        self._memory = ctypes.create_string_buffer(MAP_BYTES + MAP_ALIGNMENT)
+        self.address = -(-ctypes.addressof(self._memory) // MAP_ALIGNMENT) * MAP_ALIGNMENT
+        self._driver = driver
+        self._pointer: int | None = None
+        self._encode = driver.encode_im2col if m.lower else driver.encode_tiled
+        steps = (ctypes.c_uint32 * axes)(*(m.steps or (1,) * axes))
+        copied: tuple[Any, ...] = ((ctypes.c_uint32 * axes)(m.row_elements, m.rows), steps)
+        if m.lower:
+            corners = ((ctypes.c_int * len(corner))(*corner) for corner in (m.lower, m.upper))
+            copied = (*corners, m.row_elements, m.rows, steps)
+        self._before = (self.address, _DTYPES[m.dtype], axes)
+        self._behind = (
+            (ctypes.c_uint64 * axes)(*m.sizes),
+            (ctypes.c_uint64 * (axes - 1))(*m.strides),
+            *copied,
+            _INTERLEAVE_NONE,
+            _SWIZZLE_128B,
+            _PROMOTE_256B,
+            _FILL_ZEROS,
+        )
+
+    def point_to(self, pointer: int) -> None:
+        """Of the array's first element, a multiple of 16."""
+        if pointer != self._pointer:
+            status = self._encode(*self._before, pointer, *self._behind)
+            if status:
+                raise self._driver.error(status)
+            self._pointer = pointer
+
+
 class Driver:
-    """The driver's library, which cupy has loaded before."""
+    """The library of the driver, from CUDA 12.0 on, which cupy has loaded before."""
 
     def __init__(self) -> None:
         from cupy_backends.cuda.api import driver
@@ -61,6 +105,13 @@ class Driver:
         self.error: type[Exception] = driver.CUDADriverError
         self._launch = library.cuLaunchKernelEx
         self._launch.argtypes = (ctypes.c_void_p,) * 4
+        address, number = ctypes.c_void_p, ctypes.c_uint32
+        array, options = (address, number, number, address, address, address), (number,) * 4
+        self.encode_tiled = library.cuTensorMapEncodeTiled
+        self.encode_tiled.argtypes = (*array, address, address, *options)
+        corners = (address, address, number, number)
+        self.encode_im2col = library.cuTensorMapEncodeIm2col
+        self.encode_im2col.argtypes = (*array, *corners, address, *options)
 
     def launch(self, config: int, function: int, values: int) -> None:
         """All are addresses; ``values`` that of the addresses of the kernel's arguments."""

@@ -104,6 +104,8 @@ class Interface:
     """(name, type) of the fields of ``Params``, the first argument, passed by value."""
     bindings: tuple[str, ...]
     """The names of the pointers that follow it."""
+    maps: tuple[str, ...]
+    """Those of which a tensor map follows these: for ``x`` the argument ``x_map``."""
     threads: int
     """In a block."""
     shared_bytes: int
@@ -124,6 +126,7 @@ def interface(text: str) -> Interface:
         head[1],
         tuple((name, type_) for type_, name in fields),
         tuple(pointers),
+        tuple(re.findall(r"TensorMap (\w+)_map", head[2])),
         _constant(text, "THREADS"),
         _constant(text, "SHARED_BYTES", 0),
     )

@@ -22,18 +22,18 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ....algorithms.base import params
-from ....algorithms.phases import Phase, phases, refuse_gather
+from ....algorithms.phases import Axis, Phase, phases, refuse_gather
 from ....facts import Facts, Limits
 from ....plan import Config, Pass, Plan, Region, Shader, align, ceil_div, grid_1d
 from ....problem import ConvProblem
 from ..facts import cuda_facts
+from ..tensor_maps import CORNERS, MOST_OFFSET, MOST_STRIDE
 from .base import CudaAlgorithm
 from .gather import count_tiles, most_splits, phase_tiles, product_bindings, product_params
-from .lowering import Lowering, Source, caller_input, split_counts
+from .lowering import Lowering, Source, caller_input, partial_bytes, split_counts
 from .mma import (
     Step,
     out_vector,
-    overheads,
     pack,
     refuse_wgmma,
     source,
@@ -54,6 +54,11 @@ class Tile(NamedTuple):
     stages: int
     blocks: int
 
+    @property
+    def consumers(self) -> int:
+        """Warpgroups that multiply one or two times 64 pixels each."""
+        return 3 if self.p == 192 else 2
+
 
 TILES = (
     Tile(128, 128, 5, 1),
@@ -62,6 +67,12 @@ TILES = (
     Tile(128, 64, 6, 1),
     Tile(256, 64, 4, 1),
     Tile(128, 64, 3, 2),
+    # that fill the last round of blocks better
+    Tile(192, 128, 4, 1),
+    Tile(192, 64, 5, 1),
+    Tile(128, 192, 4, 1),
+    Tile(128, 160, 5, 1),
+    Tile(128, 96, 6, 1),
 )
 WHOLE_TILES = (Tile(128, 128, 4, 1), Tile(128, 64, 6, 1))
 """For plain float32, whose filters take twice the room and whose sums twice the registers."""
@@ -71,6 +82,9 @@ FILLS = (1, 2)
 """Blocks a multiprocessor that a split sum should make."""
 MOST_CLUSTER = 8
 """Blocks of a cluster, on every GPU that has them."""
+MOST_PADDED = 1.5
+"""Channels of a tap with what fills its last step, over those that there are; beyond it threads
+gather steps that may go over several taps."""
 MOST_WASTE = 2.0
 """Tiles that compute that many times what the best one does are left out."""
 
@@ -100,7 +114,7 @@ class ImplicitGemmWgmma(CudaAlgorithm):
                 continue
             cores = facts.cores * tile.blocks
             wanted = (fill * cores // count_tiles(p, tile) for fill in FILLS)
-            _, *several = split_counts(wanted, most_splits(_most_steps(p)))
+            _, *several = split_counts(wanted, most_splits(_most_steps(p, facts.limits)))
             clusters = sorted({min(splits, MOST_CLUSTER) for splits in several[:1]})
             configs += [
                 _config(tile, splits, cluster)
@@ -119,15 +133,17 @@ class ImplicitGemmWgmma(CudaAlgorithm):
         x = _source(p, facts.limits)
         lowering = Lowering(p, facts, workspace_limit, x, slices=_slices(config))
         step = Step(_tile_of(config).m, ROW_BYTES // p.itemsize)
-        block = _channel_block(p, x.channels)
+        im2col = _im2col(p, facts.limits)
+        channels = _channels(p, facts.limits)
+        block = step.k if im2col else _channel_block(p, channels)
         for phase in phases(p):
-            steps = ceil_div(phase.taps * x.channels, step.k)
+            steps = ceil_div(phase.taps * channels, step.k)
             if _packed(p):
-                offsets = weight_offsets(p, phase, x.channels, block)
+                offsets = weight_offsets(p, phase, channels, block)
                 filters = pack(lowering, step, steps, offsets, cores=True, whole=_whole(p))
             else:
                 filters = Region("weight")
-            if _in_planes(p):
+            if _in_planes(p) or im2col:
                 taps = filters  # not read
             else:
                 # The kernel reads the taps of one step ahead, so one more step than there is.
@@ -151,6 +167,7 @@ class ImplicitGemmWgmma(CudaAlgorithm):
             STAGES=tile.stages,
             BLOCKS=tile.blocks,
             PLANES=_in_planes(p),
+            IM2COL=_im2col(p, facts.limits),
             PACKED=_packed(p),
             WHOLE=_whole(p),
             CACHED=_cached(p, tiles, facts),
@@ -158,6 +175,7 @@ class ImplicitGemmWgmma(CudaAlgorithm):
             OUT_VECTOR=out_vector(p),
             SPLIT=lowering.split,
             CLUSTER=cluster,
+            THREADS=(tile.consumers + 1) * 128,
             SHARED_BYTES=_shared_bytes(tile, p, split=splits > 1),
             Out="f32" if lowering.split else p.dtype,
         )
@@ -175,30 +193,42 @@ class ImplicitGemmWgmma(CudaAlgorithm):
 
     def cost(self, problem: ConvProblem, config: Config, facts: Facts) -> float:
         p, tile, splits = problem, _tile_of(config), int(config["splits"])
-        cluster = int(config["cluster"])
+        cluster, slices = int(config["cluster"]), _slices(config)
         x = _source(p, facts.limits)
-        steps = ceil_div(_most_steps(p), splits)
+        steps = ceil_div(_most_steps(p, facts.limits), splits)
         tiles = count_tiles(p, tile) * splits
-        rounds = ceil_div(tiles, facts.cores * tile.blocks)  # tiles of one block
+        # A cluster's blocks run on neighbours, of which there are groups of 16 or so.
+        places = facts.cores * tile.blocks * (16 // cluster * cluster) // 16
+        rounds = ceil_div(tiles, max(places, 1))  # tiles of one block
         # wgmma is faster than the mma.sync that was probed; TF32 runs at half the rate.
-        rate = cuda_facts(facts).matrix_flops / 2 / facts.cores * 2 / p.itemsize
+        rate = 1.4 * cuda_facts(facts).matrix_flops / 2 / facts.cores * 2 / p.itemsize
         compute = tile.p * tile.m * ROW_BYTES / p.itemsize / rate
-        loads = _stage_bytes(tile, p) / 65e9
+        if p.itemsize == 2:
+            # Each product of 64 pixels reads its rows and all filters' from shared memory.
+            rows = tile.p + tile.p // 64 * tile.m + (tile.p + tile.m)
+            compute = max(compute, ROW_BYTES * rows / 240e9)
         if _whole(p):
-            compute *= 3
+            compute *= 3.5
+        loads = _stage_bytes(tile, p) / (96e9 if _im2col(p, facts.limits) else 65e9)
         lines = _in_planes(p) or x.channels * p.itemsize >= ROW_BYTES
         if not lines:  # copies of 16 bytes here and there
             loads = max(loads, ROW_BYTES * tile.p / 40e9)
-        multiplied = steps * max(compute, loads)
-        stored = 2 * facts.latency + p.itemsize * tile.p * min(tile.m, p.k_group) / 50e9
+        multiplied = steps * max(compute, loads) + 2 * facts.latency
+        stored = facts.latency + p.itemsize * tile.p * min(tile.m, p.k_group) / 70e9
         # Of two blocks, one stores while the other multiplies.
-        seconds = rounds * max(multiplied + stored, tile.blocks * multiplied) + 7 * facts.latency
-        if cluster > 1:  # each waits for the others, and reads their sums
-            seconds += 2 * facts.latency + 4 * tile.p * tile.m / 40e9
-        moved = (5 if _whole(p) else 3) if _packed(p) else 1
-        memory, launches = overheads(p, facts, x, slices=_slices(config), weight_moved=moved)
-        # Neither hides the other one quite.
-        return max(seconds, memory) + 0.2 * min(seconds, memory) + launches
+        neighbours = min(ceil_div(tiles, facts.cores), tile.blocks)
+        seconds = rounds * max(multiplied + stored, neighbours * multiplied)
+        if cluster > 1:  # each reads the others' sums
+            seconds += 4 * tile.p * tile.m / 25e9
+        traffic = p.input_bytes + p.residual_bytes + p.out_bytes + p.weight_bytes + 2 * x.nbytes
+        # What is written and read again stays in the second-level cache in part.
+        memory = traffic / facts.bandwidth + partial_bytes(p, slices) / (0.35 * facts.bandwidth)
+        seconds = max(seconds, memory) + 0.45 * min(seconds, memory)
+        launches = len(phases(p)) + len(x.passes) + (slices > 1)
+        if _packed(p):
+            launches += len(phases(p))
+            seconds += (3 if _whole(p) else 2) * p.weight_bytes / (0.7 * facts.bandwidth)
+        return seconds + launches * facts.launch
 
 
 def _config(tile: Tile, splits: int, cluster: int) -> Config:
@@ -231,6 +261,39 @@ def _in_planes(p: ConvProblem) -> bool:
         (p.out_h, p.out_w) == (p.h, p.w)
     )
     return pointwise and p.layout == "NCHW" and p.h * p.w % (16 // p.itemsize) == 0
+
+
+def _im2col(p: ConvProblem, limits: Limits) -> bool:
+    """Whether the copy engine gathers the pixels: whole steps of channels under one tap."""
+    channels, k = _source(p, limits).channels, ROW_BYTES // p.itemsize
+    padded = align(channels, k)
+    # What a step has beyond its channels is multiplied as well. (Of groups it would be the next
+    # one's channels, by zeros, but an infinity of these would become NaN.)
+    if _in_planes(p) or padded > MOST_PADDED * channels or (p.groups > 1 and padded > channels):
+        return False
+    return all(
+        _axis_fits(axis, size)
+        for phase in phases(p)
+        for axis, size in ((phase.h, p.h), (phase.w, p.w))
+    )
+
+
+def _axis_fits(axis: Axis, size: int) -> bool:
+    """Whether a tensor map can hold where the taps lie."""
+    offsets = [tap.offset for tap in axis.taps] or [0]
+    lower = min(offsets)
+    return (
+        lower in CORNERS
+        and lower + (axis.count - 1) * axis.in_stride - (size - 1) in CORNERS
+        and max(offsets) - lower <= MOST_OFFSET
+        and axis.in_stride <= MOST_STRIDE
+    )
+
+
+def _channels(p: ConvProblem, limits: Limits) -> int:
+    """Of each tap, with what fills its last copy or step."""
+    channels = _source(p, limits).channels
+    return align(channels, ROW_BYTES // p.itemsize) if _im2col(p, limits) else channels
 
 
 def _whole(p: ConvProblem) -> bool:
@@ -281,9 +344,8 @@ def _channel_block(p: ConvProblem, channels: int) -> int | None:
     return k if channels % k == 0 and channels > k else None
 
 
-def _most_steps(p: ConvProblem) -> int:
-    channels = align(p.c_group, 16 // p.itemsize)
-    k = ROW_BYTES // p.itemsize
+def _most_steps(p: ConvProblem, limits: Limits) -> int:
+    channels, k = _channels(p, limits), ROW_BYTES // p.itemsize
     return max(ceil_div(phase.taps * channels, k) for phase in phases(p))
 
 
@@ -292,7 +354,7 @@ def _stage_bytes(tile: Tile, p: ConvProblem) -> int:
 
 
 def _shared_bytes(tile: Tile, p: ConvProblem, *, split: bool) -> int:
-    columns = ROW_BYTES // p.itemsize
+    columns = ROW_BYTES // p.itemsize if tile.m % (ROW_BYTES // p.itemsize) == 0 else 32
     rows = 64 * (columns + 8) if p.layout == "NHWC" else columns * (64 + 16 // p.itemsize)
-    stored = 0 if split else 2 * p.itemsize * rows
+    stored = 0 if split else tile.consumers * p.itemsize * rows
     return tile.stages * (_stage_bytes(tile, p) + 16) + stored + (4 + 16) * tile.p

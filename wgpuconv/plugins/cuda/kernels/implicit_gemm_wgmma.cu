@@ -4,8 +4,8 @@
 //
 // Each block stays on its multiprocessor and computes one tile after the other, TILE_P pixels by
 // TILE_M filters. Its warpgroups have different work. The last one, the producer, copies the steps
-// over k to a ring of STAGES slots in shared memory; the others, the consumers, multiply half of
-// the pixels each, and store them. While they store, the producer copies the next tile's first
+// over k to a ring of STAGES slots in shared memory; the others, the consumers, multiply a share
+// of the pixels each, and store them. While they store, the producer copies the next tile's first
 // steps. A slot has two barriers: `full` counts what has arrived, `empty` the warps that have done
 // with it.
 //
@@ -16,6 +16,10 @@
 // With PLANES nothing is gathered: the product is pointwise, and its input has its channels first.
 // A row of A then is a channel of the pixels that lie side by side in 128 bytes; each such block of
 // pixels has the rows of a whole step, one after the other.
+//
+// With IM2COL, one thread of the producer asks the copy engine for all rows of a step at once, which
+// are channels under one tap, and for those of an unpacked weight (Thakkar et al., CUTLASS's
+// implicit GEMM for Hopper). Else the producer's threads gather chunks.
 //
 // Halves are multiplied from shared memory, in either order. Of floats, A goes through registers on
 // the way, which rounds it to TF32; without WHOLE, products of one half of a step run while the
@@ -42,6 +46,7 @@ constexpr int TILE_M = 128;
 constexpr int STAGES = 5;
 constexpr int BLOCKS = 1;  // of a multiprocessor, 1 or 2: one multiplies while the other stores
 constexpr bool PLANES = false;  // A's pixels lie side by side, in whole and aligned chunks
+constexpr bool IM2COL = false;  // A comes through `x_map`
 constexpr bool WHOLE = false;   // floats, not what TF32 holds of them
 constexpr bool PACKED = true;   // else `packed` is the weight: one tap, and rows of whole copies
 constexpr bool CACHED = true;  // A goes through the first-level cache: taps share pixels
@@ -107,10 +112,12 @@ constexpr int FILTER_BYTES = TILE_M * ROW_BYTES;
 static_assert(PACKED || BYTES == 2, "floats are rounded when they are packed");
 constexpr int B_BYTES = FILTER_BYTES * (WHOLE ? 2 : 1);  // of the rests as well
 constexpr int STAGE_BYTES = A_BYTES + B_BYTES;
+// Of a slot, what does not come in chunks of threads.
+constexpr int BULK_BYTES = (IM2COL ? A_BYTES : 0) + (IM2COL || PACKED ? B_BYTES : 0);
+static_assert(!IM2COL || !PLANES, "rows are pixels");
 
 constexpr int GROUP = 128;  // threads of a warpgroup
-constexpr int CONSUMERS = 2;
-static_assert(THREADS == (CONSUMERS + 1) * GROUP, "and the producer");
+constexpr int CONSUMERS = THREADS / GROUP - 1;
 // For sync_some; each consumer has one before them for itself.
 constexpr int PRODUCER_BARRIER = 1 + CONSUMERS;
 constexpr int CONSUMER_BARRIER = 2 + CONSUMERS;
@@ -118,14 +125,19 @@ constexpr int ROWS = TILE_P / CONSUMERS / 64;  // of 64 pixels that a consumer m
 static_assert(ROWS == 1 || ROWS == 2);
 constexpr int A_ROWS = GROUP / ROW_CHUNKS;  // that one copy of each thread covers
 constexpr int A_COPIES = TILE_P / A_ROWS;
-// What a thread may hold; together, all of a multiprocessor. A producer needs two a copy.
-constexpr int PRODUCER_REGISTERS = A_COPIES > 8 ? 72 : 40;
-constexpr int CONSUMER_REGISTERS = BLOCKS == 2 ? 96 : A_COPIES > 8 ? 216 : 232;
+// What a thread may hold: more than that in all, and a consumer would wait for ever. A producer needs
+// two a copy.
+constexpr int PRODUCER_REGISTERS = BLOCKS == 2 ? 40 : IM2COL ? 56 : A_COPIES > 8 ? 72 : 40;
+constexpr int CONSUMER_REGISTERS =
+    BLOCKS == 2 ? 96 : CONSUMERS == 3 ? 144 : IM2COL ? 224 : A_COPIES > 8 ? 216 : 232;
+static_assert(PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <=
+                  (CONSUMERS + 1) * (65536 / (BLOCKS * THREADS) / 8 * 8),
+              "all of a multiprocessor's, as the kernel begins with them");
 static_assert(!WHOLE || (BYTES == 4 && ROWS == 1 && TILE_M <= 128), "registers for two sums");
 static_assert(BLOCKS == 1 || (BLOCKS == 2 && ROWS == 1 && TILE_M <= 64), "registers for the sums");
 
-// What a consumer stores at once: 64 pixels, of each as many filters as are one line of memory.
-constexpr int STORED_M = ROW_BYTES / BYTES;
+// What a consumer stores at once: 64 pixels, of each as many filters as are a line of memory, or less.
+constexpr int STORED_M = TILE_M % (ROW_BYTES / BYTES) == 0 ? ROW_BYTES / BYTES : 32;
 constexpr int STORED = CHANNELS_LAST ? 64 * (STORED_M + 8) : STORED_M * (64 + CHUNK);
 constexpr int STORED_BYTES = SPLIT || CLUSTER > 1 ? 0 : BYTES * STORED;
 constexpr int STORED_AT = STAGES * STAGE_BYTES;
@@ -247,7 +259,8 @@ struct Gather {
              (pixels == reinterpret_cast<int2*>(shared_memory() + PIXELS_AT) ? TILE_P : 0);
   }
 
-  __device__ void copy_step(unsigned to) {
+  __device__ void copy_step(unsigned to, unsigned) {
+    to += place_in_a(copied_row(), copied_chunk());
 #pragma unroll
     for (int i = 0; i < A_COPIES; i++) {
       copy_async<16, CACHED>(to + i * A_ROWS * ROW_BYTES, x + (pixel[i].x + tap.x),
@@ -258,7 +271,7 @@ struct Gather {
   }
 };
 
-// or rows that are channels of a block of pixels.
+// rows that are channels of a block of pixels,
 struct Planes {
   const Params& params;
   const Scalar* x;
@@ -278,7 +291,8 @@ struct Planes {
     channel = work.first_step * TILE_K + copied_row();
   }
 
-  __device__ void copy_step(unsigned to) {
+  __device__ void copy_step(unsigned to, unsigned) {
+    to += place_in_a(copied_row(), copied_chunk());
 #pragma unroll
     for (int row = 0; row < TILE_K; row += A_ROWS) {
       const bool valid = channel + row < params.channels;
@@ -292,37 +306,88 @@ struct Planes {
   }
 };
 
+// or rows that the copy engine gathers: a block of channels under each tap, then the next block.
+struct Columns {
+  const Params& params;
+  const TensorMap& map;
+  int n;  // of the first pixel
+  int h;  // of its tap with the lowest place
+  int w;
+  int lowest_h;  // from that tap to the first one
+  int lowest_w;
+  int channel;  // of the step that is copied next
+  int row;      // of taps
+  int column;
+
+  __device__ Columns(const Params& params, const TensorMap& map) : params(params), map(map) {
+    lowest_h = max((1 - params.tap_rows) * params.tap_step_h, 0);
+    lowest_w = max((1 - params.tap_columns) * params.tap_step_w, 0);
+  }
+
+  __device__ void begin(const Work& work) {
+    const int p = work.p_tile * TILE_P;
+    const int q = p % params.q_hw;
+    n = p / params.q_hw;
+    h = q / params.q_w * params.in_stride_h + params.tap_h - lowest_h;
+    w = q % params.q_w * params.in_stride_w + params.tap_w - lowest_w;
+    const int taps = max(params.tap_rows * params.tap_columns, 1);
+    channel = work.group * params.channels + work.first_step / taps * TILE_K;
+    row = work.first_step % taps / params.tap_columns;
+    column = work.first_step % taps % params.tap_columns;
+  }
+
+  __device__ void copy_step(unsigned to, unsigned full) {
+    copy_columns(to, map, channel, w, h, n, lowest_w + column * params.tap_step_w,
+                 lowest_h + row * params.tap_step_h, full);
+    column++;
+    if (column == params.tap_columns) {
+      column = 0;
+      row++;
+    }
+    if (row == params.tap_rows) {
+      row = 0;
+      channel += TILE_K;
+    }
+  }
+};
+
 // Copies B: what pack_filters has written, each step in one piece, by one thread; or rows of the
 // weight as it lies.
 struct Filters {
   const Params& params;
   const Scalar* all;
+  const TensorMap& map;
   const Scalar* next;  // of the step that is copied next
   int rows;            // of the weight, from the thread's first one to the last
+  int row;             // of all groups, the first one of the tile
   int channel;         // of the step that is copied next
 
-  __device__ Filters(const Params& params, const Scalar* all) : params(params), all(all) {}
+  __device__ Filters(const Params& params, const Scalar* all, const TensorMap& map)
+      : params(params), all(all), map(map) {}
 
   __device__ void begin(const Work& work) {
+    channel = work.first_step * TILE_K;
+    row = work.group * params.m + work.m_tile * TILE_M;
     if constexpr (PACKED) {
       const int step = (work.group * params.m_tiles + work.m_tile) * params.k_steps +
                        work.first_step;
       next = all + static_cast<long long>(step) * (B_BYTES / BYTES);
-    } else {
-      const int m = work.m_tile * TILE_M + copied_row();
-      rows = params.m - m;
-      channel = work.first_step * TILE_K + copied_chunk() * CHUNK;
-      next = all + (work.group * params.m + m) * params.channels + channel;
+    } else if constexpr (!IM2COL) {
+      rows = params.m - work.m_tile * TILE_M - copied_row();
+      channel += copied_chunk() * CHUNK;
+      next = all + (row + copied_row()) * params.channels + channel;
     }
   }
 
   __device__ void copy_step(unsigned to, unsigned full) {
     if constexpr (PACKED) {
       if (threadIdx.x % GROUP == 0) {
-        arrive_expecting(full, B_BYTES);
         copy_bulk(to, next, B_BYTES, full);
       }
       next += B_BYTES / BYTES;
+    } else if constexpr (IM2COL) {
+      copy_rows(to, map, channel, row, full);
+      channel += TILE_K;
     } else {
       const unsigned own = to + swizzled<ROW_CHUNKS>(copied_row(), copied_chunk());
 #pragma unroll
@@ -339,7 +404,6 @@ struct Filters {
 template <typename Rows>
 __device__ inline void produce(const Params& params, Rows rows, Filters filters) {
   const unsigned shared = shared_address(shared_memory());
-  const unsigned copy_a = shared + place_in_a(copied_row(), copied_chunk());
   static_assert(A_ROWS % 8 == 0, "the permutation repeats every eight rows");
   Slot slot;
   for (int tile = blockIdx.x; tile < params.tiles; tile += gridDim.x) {
@@ -348,20 +412,21 @@ __device__ inline void produce(const Params& params, Rows rows, Filters filters)
     filters.begin(work);
     for (int step = work.first_step; step < work.end_step; step++) {
       const unsigned full = full_barrier(shared, slot.at);
-      const unsigned to = slot.at * STAGE_BYTES;
+      const unsigned to = shared + slot.at * STAGE_BYTES;
       wait_barrier(empty_barrier(shared, slot.at), slot.parity ^ 1);
-      filters.copy_step(shared + to + A_BYTES, full);
-      rows.copy_step(copy_a + to);
-      arrive_with_copies(full);
+      if (BULK_BYTES > 0 && threadIdx.x % GROUP == 0) {
+        arrive_expecting(full, BULK_BYTES);
+      }
+      filters.copy_step(to + A_BYTES, full);
+      rows.copy_step(to, full);
+      if constexpr (!IM2COL) {
+        arrive_with_copies(full);
+      }
       slot.advance();
     }
   }
   commit_copies();
   wait_copies<0>();  // none may be on its way when the thread ends
-  if constexpr (CLUSTER > 1) {
-    sync_cluster();
-    leave_cluster();
-  }
 }
 
 // Floats of A on their way to the tensor cores, rounded: half of the pixels, or half of k where
@@ -458,7 +523,9 @@ __device__ inline void multiply(Operands& own, unsigned slot, unsigned a, Releas
       }
     }
   } else if constexpr (BYTES == 2) {
-    publish_copies();
+    if constexpr (!IM2COL) {
+      publish_copies();
+    }
     begin_products();
 #pragma unroll
     for (int k = 0; k < STEP_PRODUCTS; k++) {
@@ -642,11 +709,13 @@ extern "C" __global__ void CLUSTER_OF(CLUSTER) __launch_bounds__(THREADS, BLOCKS
     implicit_gemm_wgmma(Params params, const Scalar* __restrict__ x,
                         const Scalar* __restrict__ packed, const int2* __restrict__ taps,
                         const Scalar* __restrict__ bias, const Scalar* __restrict__ residual,
-                        Out* __restrict__ y) {
+                        Out* __restrict__ y, const __grid_constant__ TensorMap x_map,
+                        const __grid_constant__ TensorMap packed_map) {
   const unsigned shared = shared_address(shared_memory());
   if (threadIdx.x == 0) {
     for (int i = 0; i < STAGES; i++) {
-      set_up_barrier(full_barrier(shared, i), GROUP + PACKED);  // copies by all, B's by one more
+      // What comes in bulk arrives once, chunks by each thread that copies some.
+      set_up_barrier(full_barrier(shared, i), (BULK_BYTES > 0) + (IM2COL ? 0 : GROUP));
       set_up_barrier(empty_barrier(shared, i), CONSUMERS * GROUP / 32);
     }
     publish_barriers();
@@ -655,11 +724,19 @@ extern "C" __global__ void CLUSTER_OF(CLUSTER) __launch_bounds__(THREADS, BLOCKS
   __syncthreads();
   if (threadIdx.x / GROUP == CONSUMERS) {
     give_registers<PRODUCER_REGISTERS>();
-    const Filters filters(params, packed);
-    if constexpr (PLANES) {  // which have no taps
+    const Filters filters(params, packed, packed_map);
+    if constexpr (IM2COL) {
+      if (threadIdx.x % GROUP == 0) {
+        produce(params, Columns(params, x_map), filters);
+      }
+    } else if constexpr (PLANES) {  // which have no taps
       produce(params, Planes(params, x), filters);
     } else {
       produce(params, Gather(params, x, taps), filters);
+    }
+    if constexpr (CLUSTER > 1) {
+      sync_cluster();
+      leave_cluster();
     }
   } else {
     take_registers<CONSUMER_REGISTERS>();

@@ -135,7 +135,7 @@ struct WholeBlock {
   __device__ static void sync() { __syncthreads(); }
 };
 
-// or one of its first two warpgroups.
+// or one of its first three warpgroups.
 struct Warpgroup {
   static constexpr int THREADS = 128;
   __device__ static int thread() { return threadIdx.x % 128; }
@@ -143,8 +143,10 @@ struct Warpgroup {
   __device__ static void sync() {
     if (threadIdx.x < 128) {
       sync_some<128>(1);
-    } else {
+    } else if (threadIdx.x < 256) {
       sync_some<128>(2);
+    } else {
+      sync_some<128>(3);
     }
   }
 };

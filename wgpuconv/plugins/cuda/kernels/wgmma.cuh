@@ -66,14 +66,49 @@ __device__ inline void wait_barrier(unsigned barrier, unsigned parity) {
 #endif
 }
 
-// Starts a copy of contiguous bytes to shared memory, whose arrival the barrier counts. Both sides
-// and the size are multiples of 16.
+// ---- copies that arrive at barriers; one thread starts each ----
+
+// Contiguous bytes. Both sides and the size are multiples of 16.
 __device__ inline void copy_bulk(unsigned to, const void* from, int bytes, unsigned barrier) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
       "[%0], [%1], %2, [%3];" ::"r"(to),
       "l"(from), "r"(bytes), "r"(barrier)
+      : "memory");
+#endif
+}
+
+// How an array lies in global memory, and which part of it one copy brings; as the driver writes
+// it (a CUtensorMap). Copies by it permute rows of 128 bytes as swizzled<8> does, and bring zeros
+// for what lies outside of the array.
+struct alignas(64) TensorMap {
+  unsigned char description[128];
+};
+
+// Rows of a matrix, from this row and column on.
+__device__ inline void copy_rows(unsigned to, const TensorMap& map, int column, int row,
+                                 unsigned barrier) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%2, %3}], [%4];" ::"r"(to),
+      "l"(&map), "r"(column), "r"(row), "r"(barrier)
+      : "memory");
+#endif
+}
+
+// Channels, from `c` on, of the pixels under one tap: of the first one, whose first tap is at (n, h,
+// w), and of those that follow it, in as many rows and images as it takes. The tap is that many
+// pixels beyond the first one.
+__device__ inline void copy_columns(unsigned to, const TensorMap& map, int c, int w, int h, int n,
+                                    int tap_w, int tap_h, unsigned barrier) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%2, %3, %4, %5}], [%6], {%7, %8};" ::"r"(to),
+      "l"(&map), "r"(c), "r"(w), "r"(h), "r"(n), "r"(barrier), "h"(static_cast<short>(tap_w)),
+      "h"(static_cast<short>(tap_h))
       : "memory");
 #endif
 }
