@@ -26,15 +26,15 @@ struct Params {
   columns: u32,  // pairs of columns of ROWS outputs each, over all images
   image_columns: u32,
   out_h: u32,
-  out_pairs: u32,  // of a row
+  out_vectors: u32,  // of a row
   h: u32,
-  w_pairs: u32,
+  w_vectors: u32,
   c_group: u32,
   k_group: u32,
   groups: u32,
   stage_channels: u32,  // channels whose weights are staged at a time
   pad_top: u32,
-  pad_pairs: u32,  // at the left, rounded up
+  pad_vectors: u32,  // at the left, rounded up
   x_n: u32,  // strides of the input
   x_c: u32,
   x_h: u32,
@@ -77,10 +77,10 @@ fn main(
   let used = min(column, params.columns - 1u);
   let within = used % params.image_columns;
   let image = used / params.image_columns;
-  let oh = within / params.out_pairs * ROWS;
-  let out_pair = within % params.out_pairs;
+  let oh = within / params.out_vectors * ROWS;
+  let out_pair = within % params.out_vectors;
   let top = oh * STRIDE_H - params.pad_top;  // before the image these wrap to huge numbers
-  let left = out_pair * STRIDE_W - params.pad_pairs;
+  let left = out_pair * STRIDE_W - params.pad_vectors;
   let origin = image * params.x_n + group * params.c_group * params.x_c + top * params.x_h + left;
 
   var acc: array<f32, ROWS * 2u * FILTERS>;
@@ -118,7 +118,7 @@ fn main(
         for (var j = 0u; j < SEGMENT; j++) { // @unroll
           row[j] = vec2<f32>(next[j]);
           if (BORDER) {
-            let counts = top + i < params.h && left + j < params.w_pairs;
+            let counts = top + i < params.h && left + j < params.w_vectors;
             row[j] = select(vec2<f32>(0.0), row[j], counts);
           }
         }

@@ -65,6 +65,7 @@ EDGED = [
         "conv2d n2 c37 h27 w33 k70 r7 s7 stride2 pad3 bias",
         "conv2d n2 c134 h13 w17 k130 r3 s3 pad1 groups2 bias",
         "conv2d n2 c37 h13 w17 k133 r3 s5 pad0,2 bias",
+        "conv2d n2 c5 h13 w20 k10 r3 s3 pad1 groups5 bias",  # rows of whole vectors
     )
 ]
 

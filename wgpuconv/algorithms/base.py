@@ -99,21 +99,24 @@ def window_params(problem: ConvProblem) -> dict[str, int]:
     }
 
 
-def in_pairs(problem: ConvProblem) -> bool:
-    """Whether rows of input and output are whole pairs of pixels, and two neighbouring windows
-    overlap, or nearly so: what lies between them is read as well."""
+def in_vectors(problem: ConvProblem, columns: int) -> bool:
+    """Whether rows of input and output are whole vectors of so many pixels, and neighbouring
+    windows overlap, or nearly so: what lies between them is read as well. One column is no vector.
+    """
     p = problem
-    whole = p.layout == "NCHW" and p.w % 2 == 0 and p.out_w % 2 == 0
+    if columns == 1:
+        return True
+    whole = p.layout == "NCHW" and p.w % columns == 0 and p.out_w % columns == 0
     return whole and p.dilation == (1, 1) and p.stride[1] <= p.s + 1
 
 
-def check_pairs(problem: ConvProblem, config: Config) -> None:
+def check_vectors(problem: ConvProblem, columns: int) -> None:
     """Raises AlgorithmRefusedError where a configuration, which may have been chosen for a larger
-    part of the problem, wants pairs that are not there."""
-    if config["pairs"] and not in_pairs(problem):
+    part of the problem, wants vectors that are not there."""
+    if not in_vectors(problem, columns):
         raise AlgorithmRefusedError(
-            f"needs rows of whole pairs, got a part with {problem.w} columns and "
-            f"{problem.out_w} columns of output"
+            f"needs rows of whole vectors of {columns} pixels, got a part with {problem.w} columns "
+            f"and {problem.out_w} columns of output"
         )
 
 
@@ -132,19 +135,19 @@ def loads_per_product(problem: ConvProblem, rows: int, pairs: bool) -> float:
     return rows_in * columns / (rows * p.r)
 
 
-def pair_params(problem: ConvProblem) -> dict[str, int]:
-    """Widths, left padding and strides of tensors that are read and written in pairs."""
+def vector_params(problem: ConvProblem, columns: int) -> dict[str, int]:
+    """Widths, left padding and strides of tensors that are read and written in such vectors."""
     p, x = problem, strides(problem)
     return {
-        "w_pairs": p.w // 2,
-        "out_pairs": p.out_w // 2,
-        "pad_pairs": ceil_div(p.padding[2], 2),
-        "x_n": x.x_n // 2,
-        "x_c": x.x_c // 2,
-        "x_h": x.x_h // 2,
-        "y_n": x.y_n // 2,
-        "y_k": x.y_k // 2,
-        "y_h": x.y_h // 2,
+        "w_vectors": p.w // columns,
+        "out_vectors": p.out_w // columns,
+        "pad_vectors": ceil_div(p.padding[2], columns),
+        "x_n": x.x_n // columns,
+        "x_c": x.x_c // columns,
+        "x_h": x.x_h // columns,
+        "y_n": x.y_n // columns,
+        "y_k": x.y_k // columns,
+        "y_h": x.y_h // columns,
     }
 
 

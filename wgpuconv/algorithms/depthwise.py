@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from ..facts import Facts
 from ..plan import Config, Pass, Plan, Region, Shader, Tables, ceil_div, grid_1d
 from ..problem import ConvProblem
@@ -9,21 +11,28 @@ from .base import (
     Algorithm,
     activation_params,
     bias_region,
-    check_pairs,
-    in_pairs,
-    loads_per_product,
+    check_vectors,
+    in_vectors,
     output_bindings,
-    pair_params,
     params,
-    roofline,
     rows_share,
     strides,
+    vector_params,
 )
 
 MOST_TAPS = 121
 """Taps that are still held in registers (11 x 11)."""
 MOST_QUADS = 25
 """Likewise of four channels at a time."""
+ROWS = (1, 2, 4, 7, 8)
+"""Outputs down of an invocation: the more, the fewer loads; images of most networks have a multiple
+of seven rows, others one of eight."""
+PAIRS = (0, 1, 2)
+"""Pairs of columns of an invocation, which are read and written as one vector; none: one column."""
+MOST_WRITTEN = 800
+"""Multiply-adds of an invocation, which are all written out."""
+SOFTWARE_WRITTEN = 300
+"""CPU drivers take seconds to compile more."""
 BLOCK = 16
 """Fours of channels (256 bytes) that lanes take before the next column, whose input overlaps."""
 
@@ -32,7 +41,7 @@ class Depthwise(Algorithm):
     name = "depthwise"
     summary = "one input channel a group: the taps in registers, several rows an invocation"
     ops = ("conv2d",)
-    shaders = ("depthwise", "depthwise_nhwc", "depthwise_pairs")
+    shaders = ("depthwise", "depthwise_nhwc", "depthwise_wide")
 
     def refuse(self, problem: ConvProblem, facts: Facts) -> str | None:
         if problem.c_group != 1:
@@ -51,13 +60,14 @@ class Depthwise(Algorithm):
         p = problem
         most = min(facts.limits.max_invocations, facts.limits.max_workgroup_size)
         sizes = (64,) if facts.software else (64, 128, 256)
+        written = SOFTWARE_WRITTEN if facts.software else MOST_WRITTEN
         return [
             {"rows": rows, "pairs": pairs, "workgroup": workgroup}
-            for pairs in (False, True)[: 1 + in_pairs(p)]
-            for rows in (1, 2, 4)
+            for pairs in PAIRS
+            if in_vectors(p, _columns(pairs))
+            for rows in ROWS
             if rows <= p.out_h and rows_share(p, rows)
-            # What is written out and held in registers grows with both.
-            if rows * p.r * p.s <= (MOST_TAPS if rows == 1 else 100)
+            if rows * _columns(pairs) * p.r * p.s <= written
             for workgroup in sizes
             if workgroup <= most
         ]
@@ -66,9 +76,10 @@ class Depthwise(Algorithm):
         self, problem: ConvProblem, config: Config, facts: Facts, workspace_limit: int
     ) -> Plan:
         p, x = problem, strides(problem)
-        check_pairs(p, config)
-        tables = Tables(facts.limits)
         rows, workgroup = int(config["rows"]), int(config["workgroup"])
+        columns = _columns(int(config["pairs"]))
+        check_vectors(p, columns)
+        tables = Tables(facts.limits)
         constants = {
             "R": p.r,
             "S": p.s,
@@ -92,19 +103,22 @@ class Depthwise(Algorithm):
             "dilation_h": p.dilation[0],
             "dilation_w": p.dilation[1],
         }
-        outputs = p.n * p.k * ceil_div(p.out_h, rows) * p.out_w  # in strips of rows
-        if config["pairs"]:
-            outputs //= 2
+        invocations = _invocations(p, rows, columns)
+        if columns > 1:
+            half = "h" if p.dtype == "f16" else "f"
             shader = Shader.of(
-                "depthwise_pairs",
+                "depthwise_wide",
                 p.dtype,
                 **constants,
+                COLUMNS=columns,
+                Vector=f"vec{columns}{half}",
+                Sums=f"vec{columns}f",
                 STRIDE_W=p.stride[1],
-                SHIFT=p.padding[2] % 2,
+                SHIFT=-p.padding[2] % columns,
             )
-            values = params(**sizes, **filters, **pair_params(p))
+            values = params(**sizes, **filters, **vector_params(p, columns))
         elif _by_quads(p):
-            outputs //= 4
+            invocations //= 4
             shader = Shader.of("depthwise_nhwc", p.dtype, **constants)
             values = params(**sizes, **across, quads=p.k // 4, block=_block(p.k // 4))
         else:
@@ -123,18 +137,34 @@ class Depthwise(Algorithm):
                 ("weight", Region("weight")),
                 *output_bindings(p, bias_region(p, tables)),
             ),
-            grid_1d(ceil_div(outputs, workgroup), facts.limits),
+            grid_1d(ceil_div(invocations, workgroup), facts.limits),
         )
         return Plan(p, self.name, config, (step,), tables=tables.blob())
 
     def cost(self, problem: ConvProblem, config: Config, facts: Facts) -> float:
-        # A load, with its address and bounds, costs as much as 14 multiply-adds and more where few
-        # taps share the rest of the work (fitted on an H200); rows wait one for the other.
-        p, rows = problem, int(config["rows"])
+        # Counted in multiply-adds: an invocation costs so many to find its place, and each tap,
+        # load and store some for its address and bounds. Arithmetic and memory traffic overlap in
+        # part; rows wait one for the other. (Fitted on an H200.)
+        p, rows, columns = problem, int(config["rows"]), _columns(int(config["pairs"]))
         rows_in = (rows - 1) * p.stride[0] + p.r
-        loads = loads_per_product(p, rows, bool(config["pairs"]))
-        efficiency = 1 / (1.5 + (14 + 90 / (p.r * p.s)) * loads)
-        return roofline(p, facts, efficiency=efficiency, span=rows_in * facts.latency)
+        crossed = -p.padding[2] % columns + (columns - 1) * p.stride[1] + p.s
+        loads = rows_in * (p.s if columns == 1 else ceil_div(crossed, columns))
+        products = rows * columns * p.r * p.s
+        slots = _invocations(p, rows, columns) * (
+            products + 65 + 9 * p.r * p.s + 4 * loads + 18 * rows
+        )
+        traffic = p.input_bytes + p.weight_bytes + p.residual_bytes + p.out_bytes
+        work = math.hypot(2 * slots / facts.flops, traffic / facts.bandwidth)
+        return max(work, rows_in * facts.latency) + facts.launch
+
+
+def _columns(pairs: int) -> int:
+    """Columns of an invocation."""
+    return 2 * pairs or 1
+
+
+def _invocations(p: ConvProblem, rows: int, columns: int) -> int:
+    return p.n * p.k * ceil_div(p.out_h, rows) * (p.out_w // columns)
 
 
 def _by_quads(p: ConvProblem) -> bool:

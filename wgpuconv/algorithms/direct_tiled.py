@@ -11,15 +11,15 @@ from .base import (
     Algorithm,
     activation_params,
     bias_region,
-    check_pairs,
-    in_pairs,
+    check_vectors,
+    in_vectors,
     loads_per_product,
     output_bindings,
-    pair_params,
     params,
     roofline,
     rows_share,
     strides,
+    vector_params,
 )
 
 Blocks = tuple[tuple[int, int, int], ...]
@@ -69,7 +69,7 @@ class DirectTiled(Algorithm):
                 "workgroup": min(size, most),
                 "unroll": not software,  # CPU drivers take seconds to compile long kernels
             }
-            for paired, each in ((True, pairs if in_pairs(p) else ()), (False, blocks))
+            for paired, each in ((True, pairs if in_vectors(p, 2) else ()), (False, blocks))
             for filters, columns, rows in each
             if filters < 2 * max(p.k_group, 4)
             and rows < 2 * p.out_h
@@ -98,7 +98,7 @@ class DirectTiled(Algorithm):
         self, problem: ConvProblem, config: Config, facts: Facts, workspace_limit: int
     ) -> Plan:
         p, x = problem, strides(problem)
-        check_pairs(p, config)
+        check_vectors(p, 2 if config["pairs"] else 1)
         tables = Tables(facts.limits)
         block = _Block.of(config)
         unroll = bool(config["unroll"])
@@ -149,7 +149,7 @@ class DirectTiled(Algorithm):
                 k_group=p.k_group,
                 columns=p.n * columns // 2,
                 image_columns=columns // 2,
-                **pair_params(p),
+                **vector_params(p, 2),
             )
         elif p.layout == "NHWC" and p.k_group % 4 == 0:
             shader = Shader.of("direct_nhwc", p.dtype, **shared, PIXELS=block.columns)
