@@ -401,6 +401,20 @@ def test_siblings_of_the_winner_are_measured_last() -> None:
     assert choice.candidate.label == label("b", 2)
 
 
+def test_likely_siblings_that_time_left_out_are_measured_last() -> None:
+    """Two were measured in half of the budget; next come those most like the faster one."""
+    algorithms = (Fake("a", [1.0, 1.05, 1.3]), Fake("b", [1.1, 1.15, 1.18, 1.3]))
+    seconds = {label("a"): 2e-3, label("b"): 1e-3, label("b", 2): 5e-4}
+    machine = Machine(algorithms, seconds, compile_seconds=0.2)
+    choice = choose(tuner(machine, budget=1.0))
+    assert machine.compiled[:3] == [label("a"), label("b"), label("a", 1)]
+    assert machine.compiled[3:] == [label("b", 1)]
+    machine = Machine(algorithms, seconds, compile_seconds=0.17)
+    choice = choose(tuner(machine, budget=1.0))
+    assert machine.compiled[3:] == [label("b", 1), label("b", 2)]
+    assert choice.candidate.label == label("b", 2)
+
+
 def test_full_measures_everything_in_spite_of_the_budget() -> None:
     algorithms = (Fake("a", [1.0, 1.0]), Fake("b", [90.0, 91.0, 92.0]))
     machine = Machine(algorithms, {label("b", 2): 1e-4}, compile_seconds=10.0)
@@ -433,6 +447,10 @@ def test_the_shortlist_is_short_and_diverse() -> None:
         ("a", 1.3),
         ("b", 2.1),
     ]
+    unlikely = [*candidates, Candidate("d", {}, 2.3)]
+    assert [c.algorithm for c in shortlist(sorted(unlikely, key=lambda c: c.cost))] == list(
+        "abaaabd"
+    )
     many = [Candidate(str(i), {}, 1 + i / 100) for i in range(50)]
     assert len(shortlist(many)) == MOST_CANDIDATES
     alike = [Candidate("a", {"i": i}, 1 + i / 100) for i in range(50)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from ..facts import Facts
@@ -189,12 +190,16 @@ class DirectTiled(Algorithm):
         resident = facts.cores * REGISTERS / (block.outputs + 40)
         rounds = max(block.workgroups(p) * block.workgroup / resident, 1.0)
         waiting = rounds * waits * facts.latency * (6 if p.input_bytes > CACHED else 1)
+        # Workgroups of several waves do not keep step, so that the last one wastes half at most;
+        # and how many run at a time is a guess.
+        waves = block.workgroups(p) * block.workgroup / (512 * facts.cores)
+        waste = outputs / (p.n * p.k_group * p.out_h * p.out_w)
+        waste *= max(min(math.ceil(waves), waves + 0.5), 1.0) / waves
         work = roofline(
             p,
             facts,
             efficiency=efficiency,
-            waste=outputs / (p.n * p.k_group * p.out_h * p.out_w),
-            workgroups=ceil_div(block.workgroups(p) * block.workgroup, 512),
+            waste=waste,
             span=max(span, waiting),
             # Each block of filters reads the input anew, mostly from a cache.
             extra_bytes=(ceil_div(p.k_group, block.filters) - 1) * p.input_bytes // 2,

@@ -20,6 +20,11 @@ MOST_CONFIGS = 8
 """Of each algorithm, in mode 'auto'."""
 COST_RANGE = 4.0
 """How many times the least guess a candidate's guess may be, to be worth measuring."""
+UNLIKELY = 2.25
+"""Likewise, to be measured early: the model is off by 1.5 times at most, as a rule, so two of its
+guesses by the square of that."""
+ALIKE = 1.1
+"""Times that the guess of a sibling may differ from its leader's."""
 PREPARATION, SIBLINGS = 0.5, 0.8
 """Shares of the budget after which no further candidate of the shortlist, and no further sibling
 of its best, is compiled; the rest is for timing. (Making and uploading the data, and the spin-up,
@@ -28,7 +33,8 @@ come on top.)"""
 LEAST = 3
 """Candidates of the shortlist that are measured whatever they take, where so many are right
 among the first 2 * LEAST: a problem so large that verifying one takes half a second is worth the
-time. They are of as many algorithms as the shortlist has, since it begins with the best of each."""
+time. They are of as many algorithms as are likely, since the shortlist begins with the best of
+each."""
 
 AT_ONCE = 8
 """Candidates whose kernels are compiled side by side."""
@@ -64,8 +70,9 @@ class Session:
     """Measures the candidates of a survey: all of them, or what a budget of seconds allows.
 
     With a budget, a shortlist comes first, until half of it is spent and LEAST are right. Then
-    come the siblings of its best: the cost model cannot tell them apart, so that one stood for
-    all. Then all that are right are timed together.
+    come the siblings of its best, which the cost model hardly tells from it: one stood for all that
+    it gives the same cost, and time may have run out before others. Then all that are right are
+    timed together.
     """
 
     def __init__(
@@ -126,14 +133,16 @@ class Session:
         return self._ready[fastest]
 
     def _siblings(self, of: Ready) -> list[Candidate]:
-        """Those not met yet that the cost model cannot tell from it: only time can."""
+        """Those not met yet that the cost model hardly tells from it, the likest first."""
         met = {*(r.candidate.label for r in self._ready), *self.failures}
         algorithm, cost = of.candidate.algorithm, of.candidate.cost
-        return [
+        alike = [
             c
             for c in self._found.candidates
-            if c.algorithm == algorithm and math.isclose(c.cost, cost) and c.label not in met
+            if c.algorithm == algorithm and cost / ALIKE <= c.cost <= cost * ALIKE
+            if c.label not in met
         ]
+        return sorted(alike, key=lambda c: abs(c.cost - cost))
 
     def _admit(self, candidates: Sequence[Candidate], share: float, *, least: int = 1) -> None:
         """Compiles and verifies candidates for a share of the budget.
@@ -209,22 +218,26 @@ class Session:
 
 
 def shortlist(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """The few most promising of candidates sorted by cost, first the best of each algorithm.
+    """The few most promising of candidates sorted by cost, first the best of each algorithm, but
+    last of those that are unlikely to win.
 
     Of configurations that the model gives the same cost, one stands for all.
     """
     if not candidates:
         return []
-    limit = COST_RANGE * candidates[0].cost
+    least = candidates[0].cost
     by_algorithm: dict[str, list[Candidate]] = {}
     for candidate in candidates:
         chosen = by_algorithm.setdefault(candidate.algorithm, [])
         distinct = all(not math.isclose(candidate.cost, other.cost) for other in chosen)
-        if candidate.cost <= limit and distinct and len(chosen) < MOST_CONFIGS:
+        if candidate.cost <= COST_RANGE * least and distinct and len(chosen) < MOST_CONFIGS:
             chosen.append(candidate)
     best = [chosen[0] for chosen in by_algorithm.values() if chosen]
+    likely = [candidate for candidate in best if candidate.cost <= UNLIKELY * least]
+    unlikely = best[len(likely) :]
     others = sorted((c for chosen in by_algorithm.values() for c in chosen[1:]), key=_cost)
-    return (best + others)[:MOST_CANDIDATES]
+    kept = max(MOST_CANDIDATES - len(best), 0)
+    return (likely + others[:kept] + unlikely)[:MOST_CANDIDATES]
 
 
 def _cost(candidate: Candidate) -> float:
