@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from contract import problems
@@ -15,8 +17,11 @@ from wgpuconv.algorithms.phases import (
     NEVER,
     Axis,
     Phase,
+    SharedGather,
+    Tap,
     count_phases,
     phases,
+    shared_gathers,
     tap_table,
 )
 from wgpuconv.errors import ProblemError
@@ -146,6 +151,62 @@ def test_no_product_with_an_inserted_zero_is_computed() -> None:
     assert sorted(phase.taps for phase in phases(p)) == [1, 2, 2, 4]
     gap = ConvProblem.parse("conv_transpose2d n1 c1 h2 w2 k1 r1 s1 stride3")
     assert sorted(phase.taps for phase in phases(gap)) == [0] * 8 + [1]
+
+
+def members(gather: SharedGather) -> list[Phase]:
+    """The phases that share a gather, as its docstring puts it."""
+
+    def axis_after(axis: Axis, after: int) -> Axis:
+        taps = tuple(Tap(tap.place + after, tap.offset) for tap in axis.taps)
+        return dataclasses.replace(axis, first=axis.first + after, taps=taps)
+
+    return [
+        Phase(axis_after(gather.phase.h, row), axis_after(gather.phase.w, column))
+        for row in range(gather.rows)
+        for column in range(gather.columns)
+    ]
+
+
+@pytest.mark.parametrize("problem", problems(), ids=str)
+def test_shared_gathers_are_all_phases(problem: ConvProblem) -> None:
+    check_shared(problem)
+
+
+def check_shared(problem: ConvProblem) -> list[tuple[int, int]]:
+    """Returns the rows and columns of phases of each gather."""
+    gathers = shared_gathers(problem)
+    shared = [phase for gather in gathers for phase in members(gather)]
+    assert sorted(shared, key=str) == sorted(phases(problem), key=str)
+    assert sum(gather.phases for gather in gathers) == len(shared)
+    return [(gather.rows, gather.columns) for gather in gathers]
+
+
+@pytest.mark.parametrize(
+    ("window", "shared"),
+    [
+        ("r2 s2 stride2", [(2, 2)]),
+        ("r2 s3 stride2,3", [(2, 3)]),
+        ("r1 s1 stride1", [(1, 1)]),
+        # several taps, which all phases have under the same pixels
+        ("r4 s6 stride2,3", [(2, 3)]),
+        # ...and other pixels for each phase
+        ("r4 s4 stride2 pad1", [(1, 1)] * 4),
+        ("r3 s3 stride2 pad1", [(1, 1)] * 4),
+        ("r2 s2 stride2 pad1", [(1, 1)] * 4),
+        ("r2 s2 stride2 pad2", [(2, 2)]),
+        # one row more of the first phase
+        ("r3 s3 stride3 outpad1,0", [(1, 3), (2, 3)]),
+        ("r3 s3 stride3 outpad0,2", [(3, 2), (3, 1)]),
+        # phases without a tap
+        ("r1 s1 stride2", [(1, 1)] * 4),
+        ("r1 s2 stride3,2", [(1, 2), (2, 2)]),
+        # taps under the same pixel, but not those of neighbours
+        ("r2 s1 stride3,1 dil2,1", [(1, 1)] * 3),
+    ],
+)
+def test_which_phases_share_a_gather(window: str, shared: list[tuple[int, int]]) -> None:
+    problem = ConvProblem.parse(f"conv_transpose2d n1 c2 h5 w4 k3 {window}")
+    assert check_shared(problem) == shared
 
 
 @pytest.mark.parametrize("block", [1, 2, 32])

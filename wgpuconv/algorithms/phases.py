@@ -8,7 +8,8 @@ al. 2016, arXiv:1609.07009). No product with a zero is computed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -80,6 +81,45 @@ def count_phases(problem: ConvProblem) -> int:
 def phases(problem: ConvProblem) -> list[Phase]:
     """The gathers that together write every output pixel once."""
     return [Phase(h, w) for h in _axes(problem, 0) for w in _axes(problem, 1)]
+
+
+@dataclass(frozen=True)
+class SharedGather:
+    """Phases of neighbouring output pixels that gather the same input pixels.
+
+    They are ``phase`` and those up to so many rows and columns of output pixels after it, whose
+    taps lie as many rows and columns after its own. So they are one product, of the filters of
+    all of them.
+    """
+
+    phase: Phase
+    rows: int
+    columns: int
+
+    @property
+    def phases(self) -> int:
+        return self.rows * self.columns
+
+
+def shared_gathers(problem: ConvProblem) -> list[SharedGather]:
+    """All ``phases``, in as few gathers as neighbours can share: one where kernel and stride are
+    the same and nothing is padded."""
+    return [
+        SharedGather(Phase(h, w), rows, columns)
+        for h, rows in _alike(_axes(problem, 0))
+        for w, columns in _alike(_axes(problem, 1))
+    ]
+
+
+def _alike(axes: list[Axis]) -> list[tuple[Axis, int]]:
+    """The first of each run of axes that move output pixel and taps on together, and how many."""
+
+    def moved_back(axis: Axis) -> Axis:
+        taps = tuple(Tap(tap.place - axis.first, tap.offset) for tap in axis.taps)
+        return replace(axis, first=0, taps=taps)
+
+    runs = [list(run) for _, run in groupby(axes, moved_back)]
+    return [(run[0], len(run)) for run in runs]
 
 
 def _axes(problem: ConvProblem, axis: int) -> list[Axis]:
