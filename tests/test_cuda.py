@@ -19,7 +19,7 @@ import contract
 import numpy as np
 import pytest
 import reference
-from cuda_emulator import HOPPER, Emulator, compiler
+from cuda_emulator import HOPPER, Emulator, compiler, filled
 
 import wgpuconv
 from wgpuconv import Device, devices
@@ -33,6 +33,7 @@ from wgpuconv.plugins.cuda.algorithms import (
     halo_mma,
     implicit_gemm_mma,
 )
+from wgpuconv.plugins.cuda.algorithms.gather import count_tiles
 from wgpuconv.plugins.cuda.algorithms.mma import SHARED_OF_CORE, tile_config
 from wgpuconv.plugins.cuda.buffer import CudaBuffer
 from wgpuconv.plugins.cuda.source import (
@@ -107,6 +108,16 @@ def test_every_kernel_compiles_everywhere(name: str, tmp_path: Path) -> None:
     spilled = compiled(KERNEL_DIR / f"{name}.cu", ARCHITECTURES, tmp_path)
     # Turing has no asynchronous copies, and so holds what it copies in registers.
     assert spilled <= {"75"}
+
+
+@pytest.mark.parametrize("dtype", ["f16", "f32"])
+@pytest.mark.parametrize("cores", [True, False])
+def test_packing_by_filters_compiles(dtype: str, cores: bool, tmp_path: Path) -> None:
+    whole = cores and dtype == "f32"
+    shader = Shader.of("pack_filters", dtype, FILTERS_FIRST=True, CORES=cores, WHOLE=whole)
+    file = tmp_path / "pack_filters.cu"
+    file.write_text(specialise(shader), encoding="utf-8")
+    assert compiled(file, ("75", "90a", "120"), tmp_path) == set()
 
 
 BF16_KERNELS = sorted({n for a in ALGORITHMS if a.name != "implicit_gemm" for n in a.shaders})
@@ -455,6 +466,37 @@ def test_workspace_is_limited() -> None:
             (config, *_) = algorithm.configs(problem, HOPPER)
             with pytest.raises(wgpuconv.errors.AlgorithmRefusedError, match="may have 1000"):
                 algorithm.lower(problem, config, HOPPER, 1000)
+
+
+@pytest.mark.parametrize(
+    ("text", "packs", "products"),
+    [
+        ("r2 s2 stride2 nhwc", 1, 1),
+        ("r2 s3 stride2,3 groups2", 1, 1),
+        ("r4 s4 stride2", 1, 1),
+        ("r4 s4 stride2 pad1", 4, 4),
+        ("r2 s2 stride2 pad1", 4, 4),
+        ("r3 s3 stride3 outpad1,0", 2, 2),
+        ("r1 s1 stride3", 1, 4),  # three without a tap, of 2, 2 and 4 phases
+    ],
+)
+def test_phases_that_share_their_gather_are_one_product(
+    text: str, packs: int, products: int
+) -> None:
+    problem = ConvProblem.parse(f"conv_transpose2d f16 n2 c64 h9 w7 k140 {text}")
+    no_launches = dataclasses.replace(HOPPER, launch=0)
+    for config in WGMMA.configs(problem, HOPPER):
+        plan = WGMMA.lower(problem, config, HOPPER, HOPPER.workspace_limit)
+        assert len(plan.prepare) == packs
+        kernels = [step for step in plan.passes if step.shader.file == WGMMA.name]
+        assert len(kernels) == products
+        tiles = [dict(step.params)["tiles"] for step in kernels]
+        tile = SimpleNamespace(p=config["tile_p"], m=config["tile_m"])
+        assert sum(tiles) == int(config["splits"]) * count_tiles(problem, tile)
+        # The cost counts a packing for each product.
+        launches = len(plan.passes) + products
+        of_launches = WGMMA.cost(problem, config, HOPPER) - WGMMA.cost(problem, config, no_launches)
+        assert of_launches == pytest.approx(launches * HOPPER.launch)
 
 
 @pytest.mark.parametrize(
@@ -838,6 +880,29 @@ PLANES: list[tuple[str, str, Config]] = [
 ]
 """Inputs that are read as they lie."""
 EMULATED += PLANES
+SHARED: list[tuple[str, str, Config]] = [
+    ("implicit_gemm_wgmma", f"conv_transpose2d {text}", wgmma_config(*tile))
+    for tile, text in [
+        # tiles of pixels and of filters past the end
+        (
+            (128, 64, 3, 1, 1),
+            "f16 n3 c72 h9 w7 k70 r2 s3 stride2,3 nhwc bias residual act:relu",
+        ),
+        ((128, 64, 3, 1, 1), "bf16 n1 c80 h5 w4 k140 r3 s3 stride3 groups2 bias residual"),
+        ((128, 128, 2, 1, 1), "f32 n1 c64 h9 w8 k10 r2 s2 stride2 bias act:silu"),
+        # several taps, blocks of channels; sums split in both ways
+        ((128, 64, 3, 2, 2), "f16 n1 c128 h5 w6 k70 r4 s4 stride2 nhwc bias residual"),
+        ((128, 64, 2, 2, 1), "f32 n2 c36 h6 w7 k40 r2 s3 stride2,3 groups2 nhwc residual tf32"),
+        # some phases share a gather and others do not
+        ((128, 64, 3, 1, 1), "bf16 n1 c24 h5 w9 k20 r3 s3 stride3 outpad1,2 nhwc bias act:relu"),
+        # phases without a tap
+        ((128, 64, 3, 1, 1), "f16 n2 c24 h5 w6 k20 r1 s1 stride3,2 bias residual"),
+        # none do
+        ((128, 64, 3, 1, 1), "f16 n1 c24 h5 w6 k20 r4 s4 stride2 pad1 nhwc bias"),
+    ]
+]
+"""Phases of transposed convolutions that gather the same pixels."""
+EMULATED += SHARED
 EMULATED += [
     (name, text.replace(" f16 ", " bf16 "), config)
     for name, text, config in EMULATED
@@ -1025,21 +1090,60 @@ def test_the_emulator_notices_what_is_wrong_in_planes(
     fails_if_changed(emulator, monkeypatch, examples[:1], right, broken)
 
 
+@pytest.mark.parametrize(
+    ("name", "right", "broken"),
+    [
+        (
+            "implicit_gemm_wgmma",
+            "work.phase / params.phase_columns * params.y_phase_h",
+            "work.phase / params.phases",
+        ),
+        ("implicit_gemm_wgmma", "work.phase % params.phase_columns * params.y_phase_w", "0"),
+        ("implicit_gemm_wgmma", "(work.phase * params.groups + work.group)", "(work.group)"),
+        ("pack_filters", "phase / params.phase_columns * params.w_r", "0"),
+        ("pack_filters", "+ phase % params.phase_columns;", ";"),
+        ("pack_filters", "phase * tiles + row / TILE_M", "row / TILE_M"),
+    ],
+)
+def test_the_emulator_notices_what_is_wrong_of_phases(
+    emulator: Emulator, monkeypatch: pytest.MonkeyPatch, name: str, right: str, broken: str
+) -> None:
+    fails_if_changed(emulator, monkeypatch, SHARED[:1], right, broken, file=name)
+
+
+def test_packing_ends_with_its_last_tile(emulator: Emulator) -> None:
+    """Which has half of the filters that its block packs, of a transposed convolution."""
+    (name, text, config) = next(e for e in EMULATED if e[0] == "halo_mma" and "transpose" in e[1])
+    algorithm = next(a for a in ALGORITHMS if a.name == name)
+    problem = ConvProblem.parse(text)
+    plan = algorithm.lower(problem, config, FEW_CORES, FEW_CORES.workspace_limit)
+    _, w, _ = reference.arrays(problem)
+    buffers = {"weight": filled(w.nbytes), "prepared": filled(plan.prepared + 4096)}
+    emulator.write(buffers["weight"], w)
+    emulator.prepare(emulator.compile(plan), buffers)
+    assert (buffers["prepared"][: plan.prepared].view(np.float16)[-8:] == 0).all()
+    assert (buffers["prepared"][plan.prepared :] == 0xFF).all()
+
+
 def fails_if_changed(
     emulator: Emulator,
     monkeypatch: pytest.MonkeyPatch,
     examples: list[tuple[str, str, Config]],
     right: str,
     broken: str,
+    *,
+    file: str | None = None,
 ) -> None:
-    """What stands once in the kernel of the examples, and what would be wrong in its place."""
+    """What stands once in a kernel of the examples, their own unless another ``file`` is named, and
+    what would be wrong in its place."""
     from wgpuconv.plugins.cuda import source
 
     name = examples[0][0]
     algorithm = next(a for a in ALGORITHMS if a.name == name)
-    assert load(name).count(right) == 1
-    changed = load(name).replace(right, broken)
-    monkeypatch.setattr(source, "load", lambda file: changed if file == name else load(file))
+    file = file or name
+    assert load(file).count(right) == 1
+    changed = load(file).replace(right, broken)
+    monkeypatch.setattr(source, "load", lambda other: changed if other == file else load(other))
 
     def verify() -> None:
         for _, text, config in examples:

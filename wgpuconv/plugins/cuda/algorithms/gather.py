@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from ....algorithms.base import activation_params, strides
-from ....algorithms.phases import Phase, gather_params, phases
+from ....algorithms.phases import Phase, SharedGather, gather_params, phases
 from ....plan import Region, ceil_div
 from ....problem import ConvProblem
 from .base import output_bindings
@@ -52,6 +52,17 @@ def output_params(problem: ConvProblem, phase: Phase) -> dict[str, int]:
         "y_h": phase.h.step * y.y_h,
         "y_w": phase.w.step * y.y_w,
         "m": problem.k_group,
+    }
+
+
+def phase_params(problem: ConvProblem, gather: SharedGather) -> dict[str, int]:
+    """Where the outputs of the phases that share a gather lie, from those of its first one."""
+    y = strides(problem)
+    return {
+        "phases": gather.phases,
+        "phase_columns": gather.columns,
+        "y_phase_h": y.y_h,
+        "y_phase_w": y.y_w,
     }
 
 

@@ -22,14 +22,21 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ....algorithms.base import params
-from ....algorithms.phases import Axis, Phase, phases, refuse_gather
+from ....algorithms.phases import Axis, SharedGather, phases, refuse_gather, shared_gathers
 from ....facts import Facts, Limits
 from ....plan import Config, Pass, Plan, Region, Shader, align, ceil_div, grid_1d
 from ....problem import ConvProblem
 from ..facts import cuda_facts
 from ..tensor_maps import CORNERS, MOST_OFFSET, MOST_STRIDE
 from .base import CudaAlgorithm
-from .gather import count_tiles, most_splits, phase_tiles, product_bindings, product_params
+from .gather import (
+    count_tiles,
+    most_splits,
+    phase_params,
+    phase_tiles,
+    product_bindings,
+    product_params,
+)
 from .lowering import Lowering, Source, caller_input, partial_bytes, split_counts
 from .mma import (
     Step,
@@ -136,11 +143,21 @@ class ImplicitGemmWgmma(CudaAlgorithm):
         im2col = _im2col(p, facts.limits)
         channels = _channels(p, facts.limits)
         block = step.k if im2col else _channel_block(p, channels)
-        for phase in phases(p):
+        for gather in shared_gathers(p):
+            phase = gather.phase
             steps = ceil_div(phase.taps * channels, step.k)
             if _packed(p):
                 offsets = weight_offsets(p, phase, channels, block)
-                filters = pack(lowering, step, steps, offsets, cores=True, whole=_whole(p))
+                filters = pack(
+                    lowering,
+                    step,
+                    steps,
+                    offsets,
+                    rows=gather.rows,
+                    columns=gather.columns,
+                    cores=True,
+                    whole=_whole(p),
+                )
             else:
                 filters = Region("weight")
             if _in_planes(p) or im2col:
@@ -149,16 +166,21 @@ class ImplicitGemmWgmma(CudaAlgorithm):
                 # The kernel reads the taps of one step ahead, so one more step than there is.
                 copies = (steps + 1) * step.k // x.vector
                 taps = lowering.tables.add(tap_copies(phase, x, copies, block))
-            lowering.passes.append(self._pass(lowering, config, phase, steps, filters, taps))
+            lowering.passes.append(self._pass(lowering, config, gather, steps, filters, taps))
         return lowering.plan(self.name, config)
 
     @staticmethod
     def _pass(
-        lowering: Lowering, config: Config, phase: Phase, steps: int, filters: Region, taps: Region
+        lowering: Lowering,
+        config: Config,
+        gather: SharedGather,
+        steps: int,
+        filters: Region,
+        taps: Region,
     ) -> Pass:
         p, facts = lowering.problem, lowering.facts
         tile, splits, cluster = _tile_of(config), int(config["splits"]), int(config["cluster"])
-        tiles = phase_tiles(p, phase, tile) * splits
+        tiles = gather.phases * phase_tiles(p, gather.phase, tile) * splits
         shader = Shader.of(
             "implicit_gemm_wgmma",
             p.dtype,
@@ -182,7 +204,8 @@ class ImplicitGemmWgmma(CudaAlgorithm):
         return Pass(
             lowering.ending(shader),
             params(
-                **product_params(lowering, phase, tile, steps=steps, splits=splits),
+                **product_params(lowering, gather.phase, tile, steps=steps, splits=splits),
+                **phase_params(p, gather),
                 x_c=lowering.source.strides.x_c,
                 channels=lowering.source.channels,
                 tiles=tiles,
@@ -224,9 +247,10 @@ class ImplicitGemmWgmma(CudaAlgorithm):
         # What is written and read again stays in the second-level cache in part.
         memory = traffic / facts.bandwidth + partial_bytes(p, slices) / (0.35 * facts.bandwidth)
         seconds = max(seconds, memory) + 0.45 * min(seconds, memory)
-        launches = len(phases(p)) + len(x.passes) + (slices > 1)
+        products = len(shared_gathers(p))
+        launches = products + len(x.passes) + (slices > 1)
         if _packed(p):
-            launches += len(phases(p))
+            launches += products
             seconds += (3 if _whole(p) else 2) * p.weight_bytes / (0.7 * facts.bandwidth)
         return seconds + launches * facts.launch
 

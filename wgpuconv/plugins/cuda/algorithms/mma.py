@@ -14,10 +14,10 @@ from ....problem import ConvProblem
 from ..facts import AMPERE, HOPPER, cuda_facts
 from .lowering import Lowering, Source, caller_input, partial_bytes
 
-PACKED_FILTERS = 8
-"""Filters that a block of pack_filters packs,"""
-PACKED_WINDOW = 512
-"""and products of each."""
+PACKED_ELEMENTS = 4096
+"""What a block of pack_filters packs, of..."""
+PACKED_COLUMNS = {False: 8, True: 32}
+"""...so many filters of phases, by whether its threads lie side by side along those."""
 MOST_CHUNKS = 8
 """Copies of one pixel that a block of to_channels_last brings: a line of memory of 128 bytes."""
 SHARED_OF_CORE = 1024
@@ -180,39 +180,60 @@ def pack(
     steps: int,
     offsets: np.ndarray,
     *,
+    rows: int = 1,
+    columns: int = 1,
     cores: bool = False,
     whole: bool = False,
 ) -> Region:
     """Where the weight will lie in the order in which the kernels read it.
 
     ``offsets`` are those of weight_offsets for each product, in that order; what is missing to so
-    many whole steps is zeros. With ``whole``, what TF32 does not hold of a step follows it. Appends
-    the pass that packs it, if there is anything to pack.
+    many whole steps is zeros. Of a gather that ``rows`` by ``columns`` phases share, they are those
+    of its first phase; what is packed of the others follows. With ``whole``, what TF32 does not
+    hold of a step follows it. Appends the pass that packs it, if there is anything to pack.
     """
-    p = lowering.problem
-    packed = lowering.prepared(packed_bytes(p, tile, steps) * (2 if whole else 1))
+    p, phases = lowering.problem, rows * columns
+    packed = lowering.prepared(phases * packed_bytes(p, tile, steps) * (2 if whole else 1))
     if not steps:
         return packed
     table = np.full(steps * tile.k, -1, "<i4")
     table[: offsets.size] = offsets.ravel()
     m_tiles = ceil_div(p.k_group, tile.m)
-    windows = ceil_div(steps * tile.k, PACKED_WINDOW)
+    # Along k a transposed convolution's weight is strewn over memory, along filters hardly.
+    filters_first = p.transposed
+    block_columns = PACKED_COLUMNS[filters_first]
+    windows = ceil_div(steps * tile.k, PACKED_ELEMENTS // block_columns)
     step = Pass(
-        Shader.of("pack_filters", p.dtype, TILE_M=tile.m, TILE_K=tile.k, CORES=cores, WHOLE=whole),
+        Shader.of(
+            "pack_filters",
+            p.dtype,
+            TILE_M=tile.m,
+            TILE_K=tile.k,
+            FILTERS_FIRST=filters_first,
+            CORES=cores,
+            WHOLE=whole,
+        ),
         params(
             m=p.k_group,
             m_tiles=m_tiles,
+            groups=p.groups,
+            phases=phases,
+            phase_columns=columns,
             k_steps=steps,
             windows=windows,
             w_g=p.weight_bytes // p.itemsize // p.groups,
             w_m=p.r * p.s if p.transposed else p.reduction,
+            w_r=p.s,
         ),
         (
             ("weight", Region("weight")),
             ("offsets", lowering.tables.add(table.tobytes())),
             ("packed", packed),
         ),
-        grid_1d(p.groups * m_tiles * tile.m // PACKED_FILTERS * windows, lowering.limits),
+        grid_1d(
+            ceil_div(phases * p.groups * m_tiles * tile.m, block_columns) * windows,
+            lowering.limits,
+        ),
     )
     lowering.prepare.append(step)
     return packed
@@ -314,14 +335,11 @@ def mma_seconds(
 
 
 def overheads(
-    problem: ConvProblem, facts: Facts, x: Source, *, slices: int = 1, weight_moved: int = 3
+    problem: ConvProblem, facts: Facts, x: Source, *, slices: int = 1
 ) -> tuple[float, float]:
-    """Seconds of the memory's traffic, and those of the launches.
-
-    The weight goes through memory ``weight_moved`` times: once if it is not packed.
-    """
+    """Seconds of the memory's traffic, and those of the launches; the weight is packed."""
     p = problem
     traffic = p.input_bytes + p.residual_bytes + p.out_bytes
-    traffic += weight_moved * p.weight_bytes + 2 * x.nbytes + 2 * partial_bytes(p, slices)
-    launches = len(phases(p)) * (1 + (weight_moved > 1)) + len(x.passes) + (slices > 1)
+    traffic += 3 * p.weight_bytes + 2 * x.nbytes + 2 * partial_bytes(p, slices)
+    launches = 2 * len(phases(p)) + len(x.passes) + (slices > 1)
     return traffic / facts.bandwidth, launches * facts.launch

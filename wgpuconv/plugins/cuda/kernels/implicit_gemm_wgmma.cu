@@ -2,6 +2,9 @@
 // multiplied as TF32, or whole; sums in float. The product, the gather and `taps` are those of
 // implicit_gemm_mma.
 //
+// A launch may compute several phases of a transposed convolution, which gather the same pixels: a
+// tile belongs to one of them, each with filters and places of the output of its own.
+//
 // Each block stays on its multiprocessor and computes one tile after the other, TILE_P pixels by
 // TILE_M filters. Its warpgroups have different work. The last one, the producer, copies the steps
 // over k to a ring of STAGES slots in shared memory; the others, the consumers, multiply a share
@@ -86,11 +89,15 @@ struct Params {
   int y_m;
   int y_h;
   int y_w;
+  int phases;  // that share the gather,
+  int phase_columns;  // in rows of so many
+  int y_phase_h;  // strides of the output over those rows and columns
+  int y_phase_w;
   int m;  // filters of a group
   int m_tiles;
   int p_tiles;
   int groups;
-  int tiles;  // of all filters, pixels, groups and splits
+  int tiles;  // of all filters, phases, pixels, groups and splits
   int k_steps;
   int splits;
   int y_elements;  // of the whole output: the size of one slice of partial sums
@@ -154,6 +161,7 @@ static_assert(SHARED_BYTES >= BARRIERS_AT + 2 * 8 * STAGES, "the host asks for e
 // One tile of the output, or one split of it.
 struct Work {
   int m_tile;
+  int phase;
   int p_tile;
   int group;
   int split;
@@ -167,9 +175,12 @@ __device__ inline Work work_of(const Params& params, int tile) {
     work.split = tile % CLUSTER;
     tile /= CLUSTER;
   }
-  // Filters innermost: blocks that run side by side share their pixels in the second-level cache.
+  // Filters innermost, of one phase after the other: blocks that run side by side share their
+  // pixels in the second-level cache.
   work.m_tile = tile % params.m_tiles;
   tile /= params.m_tiles;
+  work.phase = tile % params.phases;
+  tile /= params.phases;
   work.p_tile = tile % params.p_tiles;
   tile /= params.p_tiles;
   work.group = tile % params.groups;
@@ -369,8 +380,9 @@ struct Filters {
     channel = work.first_step * TILE_K;
     row = work.group * params.m + work.m_tile * TILE_M;
     if constexpr (PACKED) {
-      const int step = (work.group * params.m_tiles + work.m_tile) * params.k_steps +
-                       work.first_step;
+      const int tile =
+          (work.phase * params.groups + work.group) * params.m_tiles + work.m_tile;
+      const int step = tile * params.k_steps + work.first_step;
       next = all + static_cast<long long>(step) * (B_BYTES / BYTES);
     } else if constexpr (!IM2COL) {
       rows = params.m - work.m_tile * TILE_M - copied_row();
@@ -644,11 +656,13 @@ __device__ inline void consume(const Params& params, const Scalar* bias, const S
   Slot slot;
   for (int tile = blockIdx.x; tile < params.tiles; tile += gridDim.x) {
     const Work work = work_of(params, tile);
+    const int y_base = params.y_base + work.phase / params.phase_columns * params.y_phase_h +
+                       work.phase % params.phase_columns * params.y_phase_w;
     for (int i = threadIdx.x % GROUP; i < 64 * ROWS; i += GROUP) {
       const int p = work.p_tile * TILE_P + group * 64 * ROWS + i;
       const int q = p % params.q_hw;
       y_of_pixel[i] = p < params.pixels
-                          ? params.y_base + work.group * params.y_g + p / params.q_hw * params.y_n +
+                          ? y_base + work.group * params.y_g + p / params.q_hw * params.y_n +
                                 q / params.q_w * params.y_h + q % params.q_w * params.y_w
                           : -1;
     }
