@@ -50,6 +50,8 @@ MOST_WASTE = 1.2
 """Tiles that compute that many times what the best one does are left out."""
 LEAST_USED = 0.8
 """Of the multiprocessors, where each keeps the weight of some filters."""
+CHUNK_SECONDS = 0.6e-6
+"""That it takes to pass a halo's channels from those who copy to those who multiply, on an H200."""
 COPIERS = 128
 """Threads of a block that only copy."""
 VECTOR_BYTES = 16
@@ -228,27 +230,35 @@ class HaloWgmma(CudaAlgorithm):
 
     def cost(self, problem: ConvProblem, config: Config, facts: Facts) -> float:
         p, tile = problem, _tile_of(config)
+        # Of a multiprocessor; wgmma is faster than the mma.sync that was probed.
+        rate = cuda_facts(facts).matrix_flops / 2 / facts.cores
         seconds = 0.0
-        # wgmma is faster than the mma.sync that was probed, the more so the wider the products.
-        rate = 1.5 * cuda_facts(facts).matrix_flops / 2 / facts.cores
-        rate *= tile.group_p / (tile.group_p + 28)
         for phase in _phases(p):
             staging = _staging(p, phase, tile, facts)
             assert staging is not None, "configs are those that fit"
             tiles = _tiles_of_phase(p, phase, tile)
-            each = ceil_div(tiles, _blocks(p, tile, staging, tiles, facts))
             products = staging.chunks * staging.steps * staging.products
             # TF32 takes as long for half the products.
             compute = products * 16 * tile.p * tile.m / rate
             weight_bytes = 0 if staging.resident else 32 * products * tile.m
-            copied = _copied(p, staging.area.pixels, weight_bytes)
-            stored = _stored(p, tile, staging.area) + facts.latency
-            # Two teams hide little of each other's stores.
-            longest = _tile_seconds(compute, copied, stored) * (1.0 if tile.teams == 1 else 0.9)
-            seconds += each * longest + 6 * facts.latency
+            stored = _stored(p, tile, staging.area)
+            if _gathered(p):  # the wider the products, the faster
+                compute *= (tile.group_p + 28) / tile.group_p / 1.5
+                copied = _copied(p, staging.area.pixels, weight_bytes)
+                longest = _tile_seconds(compute, copied, stored + facts.latency)
+            else:
+                compute = compute / 1.64 + staging.chunks * CHUNK_SECONDS
+                copied = align(p.c_group, _vector(p)) * p.itemsize * staging.area.pixels / 22e9
+                copied += weight_bytes / 180e9
+                # Of two teams, one stores while the other multiplies, if not quite.
+                alone = (1.0 if tile.teams == 1 else 0.83) * (compute + stored)
+                longest = max(alone, copied + (stored if tile.teams == 1 else 0.0))
+            each = ceil_div(tiles, _blocks(p, tile, staging, tiles, facts))
+            seconds += each * longest + 3 * facts.latency
         memory, launches = overheads(p, facts, _source(p, facts))
         # Neither hides the other one quite.
-        return max(seconds, memory) + 0.2 * min(seconds, memory) + launches
+        hidden = 0.8 if _gathered(p) else 0.4
+        return max(seconds, memory) + (1 - hidden) * min(seconds, memory) + launches
 
 
 def _tile_config(tile: Tile) -> Config:
