@@ -220,8 +220,10 @@ class ImplicitGemmWgmma(CudaAlgorithm):
         x = _source(p, facts.limits)
         steps = ceil_div(_most_steps(p, facts.limits), splits)
         tiles = count_tiles(p, tile) * splits
-        # A cluster's blocks run on neighbours, of which there are groups of 16 or so.
-        places = facts.cores * tile.blocks * (16 // cluster * cluster) // 16
+        # The blocks of a cluster run on neighbours; an H200 has room for so many of 3 to 8.
+        places = facts.cores * tile.blocks
+        if cluster > 2:
+            places = places * 8 // 9 // cluster * cluster
         rounds = ceil_div(tiles, max(places, 1))  # tiles of one block
         # wgmma is faster than the mma.sync that was probed; TF32 runs at half the rate.
         rate = 1.4 * cuda_facts(facts).matrix_flops / 2 / facts.cores * 2 / p.itemsize
@@ -231,7 +233,7 @@ class ImplicitGemmWgmma(CudaAlgorithm):
             rows = tile.p + tile.p // 64 * tile.m + (tile.p + tile.m)
             compute = max(compute, ROW_BYTES * rows / 240e9)
         if _whole(p):
-            compute *= 3.5
+            compute *= 2.33 * (1 + 64 / tile.m)  # narrow products feed the tensor cores less well
         loads = _stage_bytes(tile, p) / (96e9 if _im2col(p, facts.limits) else 65e9)
         lines = _in_planes(p) or x.channels * p.itemsize >= ROW_BYTES
         if not lines:  # copies of 16 bytes here and there
