@@ -179,8 +179,11 @@ __device__ inline Work work_of(const Params& params, int tile) {
   // pixels in the second-level cache.
   work.m_tile = tile % params.m_tiles;
   tile /= params.m_tiles;
-  work.phase = tile % params.phases;
-  tile /= params.phases;
+  work.phase = 0;
+  if (params.phases > 1) {  // a division takes a while, of a tile of short sums
+    work.phase = tile % params.phases;
+    tile /= params.phases;
+  }
   work.p_tile = tile % params.p_tiles;
   tile /= params.p_tiles;
   work.group = tile % params.groups;
@@ -656,13 +659,16 @@ __device__ inline void consume(const Params& params, const Scalar* bias, const S
   Slot slot;
   for (int tile = blockIdx.x; tile < params.tiles; tile += gridDim.x) {
     const Work work = work_of(params, tile);
-    const int y_base = params.y_base + work.phase / params.phase_columns * params.y_phase_h +
-                       work.phase % params.phase_columns * params.y_phase_w;
+    int y_base = params.y_base + work.group * params.y_g;
+    if (work.phase > 0) {
+      y_base += work.phase / params.phase_columns * params.y_phase_h +
+                work.phase % params.phase_columns * params.y_phase_w;
+    }
     for (int i = threadIdx.x % GROUP; i < 64 * ROWS; i += GROUP) {
       const int p = work.p_tile * TILE_P + group * 64 * ROWS + i;
       const int q = p % params.q_hw;
       y_of_pixel[i] = p < params.pixels
-                          ? y_base + work.group * params.y_g + p / params.q_hw * params.y_n +
+                          ? y_base + p / params.q_hw * params.y_n +
                                 q / params.q_w * params.y_h + q % params.q_w * params.y_w
                           : -1;
     }
