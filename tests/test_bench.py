@@ -67,7 +67,8 @@ def test_sides_are_right_timed_and_sorted(measured: ProblemResult) -> None:
     # (Winograd's sums are others.)
     errors = {side.what: side.error for side in measured.sides}
     assert all(errors.values())
-    assert all((errors[name] or 1) < 38 * 2.0**-24 * 114 for name in errors if name != "winograd")
+    ordinary = [name for name in errors if not name.startswith("winograd")]
+    assert all((errors[name] or 1) < 38 * 2.0**-24 * 114 for name in ordinary)
     assert {side.on for side in measured.sides} == {"wgpu"}
     assert {side.precision for side in measured.sides} == {"f32"}
 

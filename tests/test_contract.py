@@ -66,6 +66,7 @@ EDGED = [
         "conv2d n2 c134 h13 w17 k130 r3 s3 pad1 groups2 bias",
         "conv2d n2 c37 h13 w17 k133 r3 s5 pad0,2 bias",
         "conv2d n2 c5 h13 w20 k10 r3 s3 pad1 groups5 bias",  # rows of whole vectors
+        "conv2d n2 c9 h13 w18 k37 r3 s3 pad1 bias",  # and of pairs, by many filters
     )
 ]
 
@@ -104,7 +105,8 @@ def wide_cases() -> Iterator[Any]:
             for config in algorithm.configs(problem, PLANNED):
                 plan = lowered(algorithm, problem, config)
                 files = {step.shader.file for step in plan.passes}
-                kind = (algorithm.name, problem.op, plan.bilinear, *sorted(files))
+                pairs = config.get("pairs")
+                kind = (algorithm.name, problem.op, plan.bilinear, pairs, *sorted(files))
                 if first.setdefault(kind, problem) == problem:
                     yield pytest.param(
                         algorithm,

@@ -16,6 +16,7 @@ from .im2col_gemm import Im2colGemm
 from .implicit_gemm import ImplicitGemm
 from .sliced_k import SlicedK
 from .winograd import Winograd
+from .winograd_fused import WinogradFused
 
 ALGORITHMS: tuple[Algorithm, ...] = (
     Direct(),
@@ -26,6 +27,7 @@ ALGORITHMS: tuple[Algorithm, ...] = (
     Depthwise(),
     Col2im(),
     Winograd(),
+    WinogradFused(),
     SlicedK(),
 )
 

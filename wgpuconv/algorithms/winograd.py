@@ -168,30 +168,14 @@ class _Passes:
         return 4 * self.products * self.filters * tiles
 
     def weight(self) -> Pass:
-        p, (down, across) = self.problem, self.transforms
-        points = self.alpha * self.alpha
-        return Pass(
-            self._shader(
-                "winograd_weight",
-                TILE_M=self.tile.m,
-                TAPS_H=down.taps,
-                TAPS_W=across.taps,
-                G_H=_flat(down.g),
-                G_W=_flat(across.g),
-            ),
-            params(
-                m=p.k_group,
-                m_tiles=ceil_div(p.k_group, self.tile.m),
-                c_group=p.c_group,
-                k_padded=ceil_div(self.rows, self.tile.k) * self.tile.k,
-                groups=p.groups,
-                r=p.r,
-                s=p.s,
-                stride_h=p.stride[0],
-                stride_w=p.stride[1],
-            ),
-            (("weight", Region("weight")), ("packed", self.packed)),
-            grid_1d(ceil_div(self.packed_bytes // (4 * points), WORKGROUP), self.limits),
+        steps = ceil_div(self.rows, self.tile.k)
+        return weight_pass(
+            self.problem,
+            self.transforms,
+            self.packed,
+            tile=self.tile.m,
+            channels=steps * self.tile.k,
+            limits=self.limits,
         )
 
     def part(self, first: int, count: int) -> tuple[Pass, Pass, Pass]:
@@ -297,8 +281,54 @@ class _Passes:
         )
 
     def _shader(self, file: str, **constants: Constant) -> Shader:
-        sizes = {"ALPHA_H": self.alpha, "ALPHA_W": self.alpha, "WORKGROUP": WORKGROUP}
-        return Shader.of(file, self.problem.dtype, **sizes, **constants)
+        return _shader(self.problem, self.transforms, file, **constants)
+
+
+def weight_pass(
+    problem: ConvProblem,
+    transforms: tuple[Bilinear, Bilinear],
+    packed: Region,
+    *,
+    tile: int,
+    channels: int,
+    limits: Limits,
+) -> Pass:
+    """Transforms the weight, in tiles of so many filters, each with so many channels of a group."""
+    p, (down, across) = problem, transforms
+    tiles = ceil_div(p.k_group, tile)
+    return Pass(
+        _shader(
+            p,
+            transforms,
+            "winograd_weight",
+            TILE_M=tile,
+            TAPS_H=down.taps,
+            TAPS_W=across.taps,
+            G_H=_flat(down.g),
+            G_W=_flat(across.g),
+        ),
+        params(
+            m=p.k_group,
+            m_tiles=tiles,
+            c_group=p.c_group,
+            k_padded=channels,
+            groups=p.groups,
+            r=p.r,
+            s=p.s,
+            stride_h=p.stride[0],
+            stride_w=p.stride[1],
+        ),
+        (("weight", Region("weight")), ("packed", packed)),
+        grid_1d(ceil_div(p.groups * tiles * tile * channels, WORKGROUP), limits),
+    )
+
+
+def _shader(
+    problem: ConvProblem, transforms: tuple[Bilinear, Bilinear], file: str, **constants: Constant
+) -> Shader:
+    down, across = transforms
+    sizes = {"ALPHA_H": down.alpha, "ALPHA_W": across.alpha, "WORKGROUP": WORKGROUP}
+    return Shader.of(file, problem.dtype, **sizes, **constants)
 
 
 class _Grid(NamedTuple):
