@@ -12,7 +12,7 @@ import reference
 from contract import PLANNED, Runner, lowered, quick_configs, verify
 
 from wgpuconv import Device
-from wgpuconv.algorithms import find
+from wgpuconv.algorithms import find, winograd_fused
 from wgpuconv.algorithms.winograd import LEAST_TERMS, TAPS
 from wgpuconv.bilinear import ALPHAS, Bilinear, cook_toom
 from wgpuconv.errors import AlgorithmRefusedError
@@ -21,7 +21,7 @@ from wgpuconv.plan import Plan
 from wgpuconv.problem import ConvProblem
 from wgpuconv.tuning import verify as tuning
 
-WINOGRAD = find("winograd")
+WINOGRAD, FUSED = find("winograd"), find("winograd_fused")
 PAIRS = [
     (out, taps)
     for taps in TAPS
@@ -113,6 +113,16 @@ def test_every_tile_errs_less_than_twice_as_much_as_sums_in_order(
     assert plans
     for plan in plans:
         assert rms(Runner(device, plan)(x, w, None) - want) < limit, plan.label
+
+
+@pytest.mark.parametrize("channels", [winograd_fused.LEAST_CHANNELS, 16])
+def test_tiles_that_stay_in_the_workgroup_err_no_more(device: Device, channels: int) -> None:
+    p = ConvProblem.parse(f"conv2d f32 n1 c{channels} h25 w27 k32 r3 s3")
+    x, w, _ = reference.arrays(p)
+    want = reference.linear(p, x, w)
+    limit = 2 * rms(summed_in_order(p, x, w) - want)
+    plan = lowered(FUSED, p, quick_configs(FUSED, p)[0])
+    assert rms(Runner(device, plan)(x, w, None) - want) < limit
 
 
 def test_every_pair_is_offered_at_the_terms_that_it_needs() -> None:
@@ -240,3 +250,40 @@ def test_a_large_weight_leaves_only_small_tiles() -> None:
     limits = dataclasses.replace(WEBGPU_DEFAULTS, max_binding=80 << 20)
     configs = WINOGRAD.configs(p, Facts(limits=limits))
     assert {config["alpha"] for config in configs} == {4}
+
+
+# ---- those of the kernel in one dispatch ----
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("conv2d c16 h9 w9 k4 r3 s4", "needs a kernel of 3 x 3, got 3 x 4"),
+        (
+            "conv2d c16 h9 w9 k4 r3 s3 stride1,2",
+            "needs stride and dilation 1, got stride 1,2 and dilation 1,1",
+        ),
+        (
+            "conv2d c16 h9 w9 k4 r3 s3 dil2",
+            "needs stride and dilation 1, got stride 1,1 and dilation 2,2",
+        ),
+        ("conv2d c16 h9 w9 k4 r3 s3 nhwc", "needs pixels side by side (NCHW), got NHWC"),
+        ("conv2d c4 h9 w9 k4 r3 s3 groups2", "needs at least 3 channels a group, got 2"),
+        (
+            "conv2d c2048 h9 w9 k2048 r3 s3",
+            "needs the transformed weight within one binding of 134217728 bytes, got 2048 x 2048 "
+            "filters",
+        ),
+        ("conv_transpose2d c16 h9 w9 k4 r3 s3", "computes conv2d, not conv_transpose2d"),
+    ],
+)
+def test_refusals_of_the_fused_kernel(text: str, sentence: str) -> None:
+    p = ConvProblem.parse(f"{text} n1")
+    assert FUSED.refusal(p, Facts(limits=WEBGPU_DEFAULTS)) == sentence
+
+
+@pytest.mark.parametrize("block", [*winograd_fused.BLOCKS, *winograd_fused.LARGE_BLOCKS], ids=str)
+def test_blocks_are_what_the_kernel_can_share_out(block: winograd_fused.Block) -> None:
+    assert block.tiles % 32 == block.filters % 8 == 0
+    assert block.channels <= block.filters // 4
+    assert block.fits(WEBGPU_DEFAULTS) == (block in winograd_fused.BLOCKS)

@@ -29,15 +29,19 @@ from .winograd import weight_pass
 TRANSFORM = cook_toom(2, 3)
 POINTS = TRANSFORM.alpha**2
 LEAST_CHANNELS = 3
-"""Of a group: with fewer, the transforms take longer than the products that they save."""
+"""Of a group: with fewer, transforms take longer than the products that they save, and results err
+more (RMS, over sums in order: 2.0 with one channel, 1.2 with three, 0.7 with sixteen)."""
 
 
 class Block(NamedTuple):
     """What a workgroup computes, and the channels that it transforms at a time."""
 
     tiles: int
+    """A multiple of 32."""
     filters: int
+    """A multiple of 8."""
     channels: int
+    """At most filters / 4: an invocation transforms one tile of one channel."""
 
     @classmethod
     def of(cls, config: Config) -> Block:
