@@ -20,7 +20,7 @@ const FILTERS: u32 = 16u;  // a multiple of 8
 const CHANNELS: u32 = 4u;  // at most FILTERS / 4: an invocation transforms a tile of one channel
 const STAGED: u32 = 768u;  // quads of workgroup memory
 const MASKED: bool = true;  // false where all pixels lie inside, and all steps have all channels
-const UNROLL: bool = true;  // write out the channels of a step
+const UNROLL: bool = true;  // write out loops, so that sums live in registers
 
 const QUADS = FILTERS / 4u;
 const LANES_T = TILES / 4u;
@@ -115,7 +115,7 @@ fn main(
   let lane_f = within % 2u + within / 16u % (QUADS / 2u) * 2u;
   let lane_t = within / 2u % 8u + within / (8u * QUADS) * 8u;
   var acc: array<f32, 64>;  // by tile, point and filter
-  for (var i = 0u; i < 64u; i++) { // @unroll
+  for (var i = 0u; i < 64u; i++) { // @unroll if UNROLL
     acc[i] = 0.0;
   }
 
@@ -129,9 +129,9 @@ fn main(
     if (step > 0u) {
       if (reads) {
         var rows: array<vec4<f32>, 4>;
-        for (var i = 0u; i < 4u; i++) { // @unroll
+        for (var i = 0u; i < 4u; i++) { // @unroll if UNROLL
           var d: array<f32, 4>;
-          for (var j = 0u; j < 4u; j++) { // @unroll
+          for (var j = 0u; j < 4u; j++) { // @unroll if UNROLL
             d[j] = vec2f(Sums(next[i * SEGMENT + (SHIFT + j) / COLUMNS]))[(SHIFT + j) % COLUMNS];
             if (MASKED) {
               let counts = channel - CHANNELS < params.c_group && top + i < params.h
@@ -147,7 +147,7 @@ fn main(
         staged[v_at + 2u * TILES] = rows[2] - rows[1];
         staged[v_at + 3u * TILES] = rows[3] - rows[1];
       }
-      for (var i = 0u; i < WEIGHT_LOADS; i++) { // @unroll
+      for (var i = 0u; i < WEIGHT_LOADS; i++) { // @unroll if UNROLL
         if (i * WORKGROUP + lane < WEIGHTS) {
           staged[WEIGHTS_AT + i * WORKGROUP + lane] = next_weights[i];
         }
@@ -156,14 +156,14 @@ fn main(
     }
     if (step < params.steps) {
       if (reads) {
-        for (var i = 0u; i < 4u; i++) { // @unroll
-          for (var j = 0u; j < SEGMENT; j++) { // @unroll
+        for (var i = 0u; i < 4u; i++) { // @unroll if UNROLL
+          for (var j = 0u; j < SEGMENT; j++) { // @unroll if UNROLL
             // Outside of the image this may read anything, which masks drop.
             next[i * SEGMENT + j] = x[x_at + i * params.x_h + j];
           }
         }
       }
-      for (var i = 0u; i < WEIGHT_LOADS; i++) { // @unroll
+      for (var i = 0u; i < WEIGHT_LOADS; i++) { // @unroll if UNROLL
         let at = i * WORKGROUP + lane;
         next_weights[i] =
           packed[weights_at + at / step_weights * params.weight_point + at % step_weights];
@@ -175,13 +175,13 @@ fn main(
     if (step > 0u) {
       for (var c = 0u; c < CHANNELS; c++) { // @unroll if UNROLL
         var v: array<vec4<f32>, 4>;
-        for (var t = 0u; t < 4u; t++) { // @unroll
+        for (var t = 0u; t < 4u; t++) { // @unroll if UNROLL
           v[t] = staged[(c * 4u + points) * TILES + t * LANES_T + lane_t];
         }
-        for (var j = 0u; j < 4u; j++) { // @unroll
+        for (var j = 0u; j < 4u; j++) { // @unroll if UNROLL
           let u = staged[WEIGHTS_AT + ((points * 4u + j) * CHANNELS + c) * QUADS + lane_f];
-          for (var t = 0u; t < 4u; t++) { // @unroll
-            for (var f = 0u; f < 4u; f++) { // @unroll
+          for (var t = 0u; t < 4u; t++) { // @unroll if UNROLL
+            for (var f = 0u; f < 4u; f++) { // @unroll if UNROLL
               acc[(t * 4u + j) * 4u + f] = fma(v[t][j], u[f], acc[(t * 4u + j) * 4u + f]);
             }
           }
@@ -194,13 +194,13 @@ fn main(
   let k0 = block * FILTERS + own_plane * 4u;  // within the group
   let y_tile = image * params.y_n + tile_y * 2u * params.y_h + tile_x * TILE_VECTORS;
   var bias_k: array<f32, 4>;
-  for (var f = 0u; f < 4u; f++) { // @unroll
+  for (var f = 0u; f < 4u; f++) { // @unroll if UNROLL
     bias_k[f] = f32(bias[group * params.k_group + min(k0 + f, params.k_group - 1u)]);
   }
-  for (var half = 0u; half < 2u; half++) { // @unroll
-    for (var t = 0u; t < 4u; t++) { // @unroll
+  for (var half = 0u; half < 2u; half++) { // @unroll if UNROLL
+    for (var t = 0u; t < 4u; t++) { // @unroll if UNROLL
       var two: array<vec2<f32>, 2>;
-      for (var f = 0u; f < 2u; f++) { // @unroll
+      for (var f = 0u; f < 2u; f++) { // @unroll if UNROLL
         let m0 = acc[t * 16u + half * 2u + f];
         let m1 = acc[t * 16u + 4u + half * 2u + f];
         let m2 = acc[t * 16u + 8u + half * 2u + f];
@@ -221,7 +221,7 @@ fn main(
 
     // Loaded at once, as biases are: one after the other, each in its branch, would take longer.
     var four: array<vec2<f32>, 4>;  // by filter and row
-    for (var i = 0u; i < 4u; i++) { // @unroll
+    for (var i = 0u; i < 4u; i++) { // @unroll if UNROLL
       let k = group * params.k_group + min(k0 + half * 2u + i / 2u, params.k_group - 1u);
       let at = y_tile + k * params.y_k + i % 2u * params.y_h;
       let o = vec2<f32>(outputs[i % 2u][i / 2u * 2u], outputs[i % 2u][i / 2u * 2u + 1u])
@@ -233,7 +233,7 @@ fn main(
         four[i][b] = vec2f(add_residual(Sums(o[b]), at + b)).x;
       }
     }
-    for (var i = 0u; i < 4u; i++) { // @unroll
+    for (var i = 0u; i < 4u; i++) { // @unroll if UNROLL
       let k = k0 + half * 2u + i / 2u;
       if (tile < params.tiles && k < params.k_group && tile_y * 2u + i % 2u < params.out_h) {
         let at = y_tile + (group * params.k_group + k) * params.y_k + i % 2u * params.y_h;

@@ -457,6 +457,8 @@ def test_results(device: Device, text: str, binding: int, name: str) -> None:
         (TILED.format(h=40, w=16), 1 << 15, "winograd"),
         (TILED.format(h=40, w=15) + " nhwc", 1 << 15, "winograd"),
         (TILED.format(h=1, w=604), 1 << 15, "winograd"),
+        (TILED.format(h=40, w=16), 1 << 15, "winograd_fused"),
+        (TILED.format(h=1, w=604), 1 << 15, "winograd_fused"),
     ],
 )
 def test_results_of_others(device: Device, text: str, binding: int, name: str) -> None:
