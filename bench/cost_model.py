@@ -1,6 +1,6 @@
 """How good the cost model is: its picks against what sweeps over all candidates measured.
 
-    python bench/cost_model.py bench/results/*sweep-[3457].json
+    python bench/cost_model.py bench/results/*sweep-[34578].json
 
 A sweep has, for each problem, the seconds of every candidate. Printed are, over all problems, the
 model's pick (its cheapest) and the tuner's shortlist against the best measured; and by algorithm

@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 BENCH = Path(__file__).parents[1] / "bench"
-SWEEPS = sorted((BENCH / "results").glob("*-h200-vulkan-sweep-[3457].json"))
+SWEEPS = sorted((BENCH / "results").glob("*-h200-vulkan-sweep-[34578].json"))
 
 
 @pytest.fixture(scope="module")
