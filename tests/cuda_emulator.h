@@ -16,6 +16,7 @@
 #include <cstring>
 #include <deque>
 #include <map>
+#include <memory>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -96,9 +97,12 @@ struct Product {
   float (*element)(unsigned bits);
 };
 
+constexpr std::size_t STACK_BYTES = 256 << 10;
+
 struct Fiber {
   ucontext_t context;
-  std::vector<char> stack = std::vector<char>(256 << 10);
+  // Not cleared, and given back: of hundreds of kernels they would fill the memory.
+  std::unique_ptr<char[]> stack{new char[STACK_BYTES]};
   std::deque<std::vector<Copy>> groups;  // of copies on their way
   std::vector<Copy> group;
   bool done = false;
@@ -280,8 +284,8 @@ inline void start(Fiber& fiber) {
   fiber.product_groups.clear();
   fiber.products.clear();
   getcontext(&fiber.context);
-  fiber.context.uc_stack.ss_sp = fiber.stack.data();
-  fiber.context.uc_stack.ss_size = fiber.stack.size();
+  fiber.context.uc_stack.ss_sp = fiber.stack.get();
+  fiber.context.uc_stack.ss_size = STACK_BYTES;
   fiber.context.uc_link = nullptr;
   makecontext(&fiber.context, begin, 0);
 }
@@ -376,6 +380,7 @@ inline const char* launch(unsigned grid, int threads, unsigned shared_bytes, int
     run_blocks(grid, threads, shared_bytes, cluster_blocks, kernel);
   } catch (Failure) {
   }
+  fibers.clear();
   return fault;
 }
 
