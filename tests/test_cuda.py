@@ -897,6 +897,7 @@ SHARED: list[tuple[str, str, Config]] = [
         ((128, 64, 3, 1, 1), "bf16 n1 c24 h5 w9 k20 r3 s3 stride3 outpad1,2 nhwc bias act:relu"),
         # phases without a tap
         ((128, 64, 3, 1, 1), "f16 n2 c24 h5 w6 k20 r1 s1 stride3,2 bias residual"),
+        ((128, 64, 3, 1, 1), "f16 n1 c64 h5 w6 k20 r1 s1 stride3,2 bias nhwc"),
         # none do
         ((128, 64, 3, 1, 1), "f16 n1 c24 h5 w6 k20 r4 s4 stride2 pad1 nhwc bias"),
     ]
@@ -982,7 +983,12 @@ def test_the_emulator_notices_what_is_missing(
         ("implicit_gemm_wgmma", "c56 h7 w5 k196", "params.tap_w - lowest_w", "params.tap_w"),
         ("implicit_gemm_wgmma", "c112 h9 w11", "row = 0;\n      channel += TILE_K;", "row = 0;"),
         ("implicit_gemm_wgmma", "c112 h9 w11", "BULK_BYTES = (IM2COL ? A", "BULK_BYTES = (0 ? A"),
-        ("implicit_gemm_wgmma", "c256 h7 w9", "work.group * params.m + work.m_tile", "work.m_tile"),
+        (
+            "implicit_gemm_wgmma",
+            "c256 h7 w9",
+            "first_row = work.group * params.m + work.m_tile",
+            "first_row = work.m_tile",
+        ),
         # the weight as it lies
         ("implicit_gemm_wgmma", "c72 h13 w11 k140", "row < rows && channel", "channel"),
         ("implicit_gemm_wgmma", "c72 h13 w11 k140", "&& channel < params.channels", ""),

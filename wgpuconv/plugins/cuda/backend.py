@@ -547,7 +547,7 @@ def _facts(api: Any, ordinal: int, capability: tuple[int, int]) -> CudaFacts:
     with api.cuda.Device(ordinal):
         total = int(runtime.memGetInfo()[1])
     limits = Limits(
-        max_binding=min(total, 2**32 - 16),  # kernels count elements in 31 bits: f16 fits
+        max_binding=min(total, 2**32 - 1024),  # f16 elements, and a tile more, count in 31 bits
         max_buffer=total,
         max_invocations=1024,
         max_workgroup_size=1024,

@@ -89,6 +89,7 @@ class EncodedMap:
     def point_to(self, pointer: int) -> None:
         """Of the array's first element, a multiple of 16."""
         if pointer != self._pointer:
+            self._pointer = None  # what a failed call leaves behind is no map
             status = self._encode(*self._before, pointer, *self._behind)
             if status:
                 raise self._driver.error(status)

@@ -244,10 +244,11 @@ class HaloWgmma(CudaAlgorithm):
             stored = _stored(p, tile, staging.area)
             if _gathered(p):  # the wider the products, the faster
                 compute *= (tile.group_p + 28) / tile.group_p / 1.5
-                copied = _copied(p, staging.area.pixels, weight_bytes)
+                copied = max(_copied(p, staging.area.pixels), weight_bytes / 60e9)
                 longest = _tile_seconds(compute, copied, stored + facts.latency)
             else:
                 compute = compute / 1.64 + staging.chunks * CHUNK_SECONDS
+                # (Fitted on an H200, as what follows.)
                 copied = align(p.c_group, _vector(p)) * p.itemsize * staging.area.pixels / 22e9
                 copied += weight_bytes / 180e9
                 # Of two teams, one stores while the other multiplies, if not quite.
@@ -408,12 +409,11 @@ def _tile_seconds(products: float, copied: float, stored: float) -> float:
     return max(products, copied) + 0.2 * min(products, copied) + stored
 
 
-def _copied(p: ConvProblem, pixels: int, weight_bytes: int = 0) -> float:
-    """Seconds for all channels of a halo, and for the weight where it comes with each tile."""
-    weight = weight_bytes / 60e9
-    if _gathered(p):  # element by element, beside the weight
-        return max(1.2e-9 * p.itemsize * pixels, weight)
-    return align(p.c_group, _vector(p)) * p.itemsize * pixels / 60e9 + weight
+def _copied(p: ConvProblem, pixels: int) -> float:
+    """Seconds for all channels of a halo, if nothing else is copied."""
+    if _gathered(p):  # element by element
+        return 1.2e-9 * p.itemsize * pixels
+    return align(p.c_group, _vector(p)) * p.itemsize * pixels / 60e9
 
 
 def _stored(p: ConvProblem, tile: Tile, area: Area) -> float:

@@ -13,12 +13,13 @@ below, then what f32 does not hold: 9/2 u + 2 u in one sum, 2 (5/2 u + 2 u) in t
 measured on Volta to Ampere by Fasi, Higham, Mikaitis, Pranesh: Numerical Behavior of NVIDIA Tensor
 Cores, 2021; of Hopper it is assumed.) Four instructions of a step add products of the large parts,
 36 u; the eight before them sum what is 2^-11 of these. Adding a step takes one rounding more, and
-of m products there are at most m / 8 steps, since channels are padded to fours. From LEAST_PRODUCTS
-on, 44 u + m / 8 u is less than the m u of a sum in order.
+of m products there are at most m / 8 steps, since channels are padded to fours, or by half at most
+for the copy engine. From LEAST_PRODUCTS on, 44 u + m / 8 u is less than the m u of a sum in order.
 """
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 from ....algorithms.base import params
@@ -181,6 +182,7 @@ class ImplicitGemmWgmma(CudaAlgorithm):
         p, facts = lowering.problem, lowering.facts
         tile, splits, cluster = _tile_of(config), int(config["splits"]), int(config["cluster"])
         tiles = gather.phases * phase_tiles(p, gather.phase, tile) * splits
+        im2col = _im2col(p, facts.limits)
         shader = Shader.of(
             "implicit_gemm_wgmma",
             p.dtype,
@@ -189,10 +191,10 @@ class ImplicitGemmWgmma(CudaAlgorithm):
             STAGES=tile.stages,
             BLOCKS=tile.blocks,
             PLANES=_in_planes(p),
-            IM2COL=_im2col(p, facts.limits),
+            IM2COL=im2col,
             PACKED=_packed(p),
             WHOLE=_whole(p),
-            CACHED=_cached(p, tiles, facts),
+            CACHED=not im2col and _cached(p, tiles, facts),
             CHANNELS_LAST=p.layout == "NHWC",
             OUT_VECTOR=out_vector(p),
             SPLIT=lowering.split,
@@ -220,7 +222,8 @@ class ImplicitGemmWgmma(CudaAlgorithm):
         x = _source(p, facts.limits)
         steps = ceil_div(_most_steps(p, facts.limits), splits)
         tiles = count_tiles(p, tile) * splits
-        # The blocks of a cluster run on neighbours; an H200 has room for so many of 3 to 8.
+        # Blocks of a cluster run on neighbours, in groups of uneven size: those of more than two
+        # find room on 8/9 of an H200. (This and the figures below were fitted there.)
         places = facts.cores * tile.blocks
         if cluster > 2:
             places = places * 8 // 9 // cluster * cluster
@@ -234,8 +237,9 @@ class ImplicitGemmWgmma(CudaAlgorithm):
             compute = max(compute, ROW_BYTES * rows / 240e9)
         if _whole(p):
             compute *= 2.33 * (1 + 64 / tile.m)  # narrow products feed the tensor cores less well
-        loads = _stage_bytes(tile, p) / (96e9 if _im2col(p, facts.limits) else 65e9)
-        lines = _in_planes(p) or x.channels * p.itemsize >= ROW_BYTES
+        im2col = _im2col(p, facts.limits)
+        loads = _stage_bytes(tile, p) / (96e9 if im2col else 65e9)
+        lines = im2col or _in_planes(p) or x.channels * p.itemsize >= ROW_BYTES
         if not lines:  # copies of 16 bytes here and there
             loads = max(loads, ROW_BYTES * tile.p / 40e9)
         multiplied = steps * max(compute, loads) + 2 * facts.latency
@@ -289,6 +293,7 @@ def _in_planes(p: ConvProblem) -> bool:
     return pointwise and p.layout == "NCHW" and p.h * p.w % (16 // p.itemsize) == 0
 
 
+@lru_cache(maxsize=64)
 def _im2col(p: ConvProblem, limits: Limits) -> bool:
     """Whether the copy engine gathers the pixels: whole steps of channels under one tap."""
     channels, k = _source(p, limits).channels, ROW_BYTES // p.itemsize

@@ -132,8 +132,8 @@ constexpr int ROWS = TILE_P / CONSUMERS / 64;  // of 64 pixels that a consumer m
 static_assert(ROWS == 1 || ROWS == 2);
 constexpr int A_ROWS = GROUP / ROW_CHUNKS;  // that one copy of each thread covers
 constexpr int A_COPIES = TILE_P / A_ROWS;
-// What a thread may hold: more than that in all, and a consumer would wait for ever. A producer needs
-// two a copy.
+// What a thread may hold: more than that in all, and a consumer would wait for ever. A producer that
+// gathers needs two a copy; the thread that asks the copy engine keeps two tiles' places.
 constexpr int PRODUCER_REGISTERS = BLOCKS == 2 ? 40 : IM2COL ? 56 : A_COPIES > 8 ? 72 : 40;
 constexpr int CONSUMER_REGISTERS =
     BLOCKS == 2 ? 96 : CONSUMERS == 3 ? 144 : IM2COL ? 224 : A_COPIES > 8 ? 216 : 232;
@@ -344,10 +344,11 @@ struct Columns {
     n = p / params.q_hw;
     h = q / params.q_w * params.in_stride_h + params.tap_h - lowest_h;
     w = q % params.q_w * params.in_stride_w + params.tap_w - lowest_w;
-    const int taps = max(params.tap_rows * params.tap_columns, 1);
+    const int columns = max(params.tap_columns, 1);  // a phase may have no taps, and no steps
+    const int taps = max(params.tap_rows, 1) * columns;
     channel = work.group * params.channels + work.first_step / taps * TILE_K;
-    row = work.first_step % taps / params.tap_columns;
-    column = work.first_step % taps % params.tap_columns;
+    row = work.first_step % taps / columns;
+    column = work.first_step % columns;
   }
 
   __device__ void copy_step(unsigned to, unsigned full) {
@@ -373,7 +374,7 @@ struct Filters {
   const TensorMap& map;
   const Scalar* next;  // of the step that is copied next
   int rows;            // of the weight, from the thread's first one to the last
-  int row;             // of all groups, the first one of the tile
+  int first_row;       // of the weight, of the tile
   int channel;         // of the step that is copied next
 
   __device__ Filters(const Params& params, const Scalar* all, const TensorMap& map)
@@ -381,7 +382,7 @@ struct Filters {
 
   __device__ void begin(const Work& work) {
     channel = work.first_step * TILE_K;
-    row = work.group * params.m + work.m_tile * TILE_M;
+    first_row = work.group * params.m + work.m_tile * TILE_M;
     if constexpr (PACKED) {
       const int tile =
           (work.phase * params.groups + work.group) * params.m_tiles + work.m_tile;
@@ -390,7 +391,7 @@ struct Filters {
     } else if constexpr (!IM2COL) {
       rows = params.m - work.m_tile * TILE_M - copied_row();
       channel += copied_chunk() * CHUNK;
-      next = all + (row + copied_row()) * params.channels + channel;
+      next = all + (first_row + copied_row()) * params.channels + channel;
     }
   }
 
@@ -401,7 +402,7 @@ struct Filters {
       }
       next += B_BYTES / BYTES;
     } else if constexpr (IM2COL) {
-      copy_rows(to, map, channel, row, full);
+      copy_rows(to, map, channel, first_row, full);
       channel += TILE_K;
     } else {
       const unsigned own = to + swizzled<ROW_CHUNKS>(copied_row(), copied_chunk());

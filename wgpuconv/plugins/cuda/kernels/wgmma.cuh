@@ -38,7 +38,7 @@ __device__ inline void arrive_warp(unsigned barrier, int lane) {
   }
 }
 
-// Arrives, and lets the phase wait for that many bytes of copy_bulk as well.
+// Arrives, and lets the phase wait for that many bytes as well, of copies that one thread starts.
 __device__ inline void arrive_expecting(unsigned barrier, int bytes) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
@@ -179,7 +179,7 @@ __device__ inline void take_registers() {
 
 // Makes what has been copied to shared memory visible to the tensor cores, which read it past the
 // cache: called by the thread that copied, before the barrier that tells the others, or by the one
-// that has waited there, before its products. (Not needed for copy_bulk.)
+// that has waited there, before its products. (Not needed for copies that one thread starts.)
 __device__ inline void publish_copies() {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
