@@ -226,8 +226,14 @@ def emulated(text: str) -> str:
 
 
 def tensor_map(described: TensorMap, buffer: np.ndarray, region: Region) -> np.ndarray:
-    """As struct TensorMap of cuda_emulator.h."""
+    """As struct TensorMap of cuda_emulator.h; what the driver would refuse fails."""
     m, axes = described, len(described.sizes)
+    assert region.offset % 16 == 0
+    assert all(stride % 16 == 0 and stride < 2**40 for stride in m.strides)
+    assert all(0 < size <= 2**32 for size in m.sizes)
+    assert m.rows <= (1024 if m.lower else 256)
+    assert all(-128 <= corner < 128 for corner in (*m.lower, *m.upper))
+    assert all(1 <= step <= 8 for step in m.steps)
     numbers = [4 if m.dtype == "f32" else 2, axes]
     for few, length in (
         (m.sizes, 4),

@@ -34,8 +34,13 @@ from wgpuconv.plugins.cuda.algorithms import (
     implicit_gemm_mma,
 )
 from wgpuconv.plugins.cuda.algorithms.gather import count_tiles
-from wgpuconv.plugins.cuda.algorithms.mma import SHARED_OF_CORE, tile_config
+from wgpuconv.plugins.cuda.algorithms.mma import (
+    PACKED_ALONG_FILTERS,
+    SHARED_OF_CORE,
+    tile_config,
+)
 from wgpuconv.plugins.cuda.buffer import CudaBuffer
+from wgpuconv.plugins.cuda.launch import EncodedMap
 from wgpuconv.plugins.cuda.source import (
     KERNEL_DIR,
     Interface,
@@ -114,7 +119,9 @@ def test_every_kernel_compiles_everywhere(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("cores", [True, False])
 def test_packing_by_filters_compiles(dtype: str, cores: bool, tmp_path: Path) -> None:
     whole = cores and dtype == "f32"
-    shader = Shader.of("pack_filters", dtype, FILTERS_FIRST=True, CORES=cores, WHOLE=whole)
+    block, window = PACKED_ALONG_FILTERS
+    sizes = {"COLUMNS": block, "WINDOW": window}
+    shader = Shader.of("pack_filters", dtype, FILTERS_FIRST=True, CORES=cores, WHOLE=whole, **sizes)
     file = tmp_path / "pack_filters.cu"
     file.write_text(specialise(shader), encoding="utf-8")
     assert compiled(file, ("75", "90a", "120"), tmp_path) == set()
@@ -603,6 +610,43 @@ def test_tensor_maps() -> None:
     assert tensor_maps(step)["packed"] == TensorMap(
         dtype="f16", sizes=(64, 70), strides=(128,), rows=int(config["tile_m"])
     )
+
+
+def test_a_tensor_map_is_encoded_where_its_array_lies() -> None:
+    """Once for each place, with the arguments that the driver's functions take; again after one
+    that failed."""
+    calls: list[tuple[str, list[Any]]] = []
+    answers = [0, 0, 1, 0]
+
+    def encode(kind: str) -> Any:
+        def call(address: int, *rest: Any) -> int:
+            assert address % 64 == 0
+            calls.append((kind, [list(a) if hasattr(a, "__len__") else a for a in rest]))
+            return answers.pop(0)
+
+        return call
+
+    driver: Any = SimpleNamespace(
+        encode_im2col=encode("im2col"), encode_tiled=encode("tiled"), error=RuntimeError
+    )
+    options = [
+        0,
+        3,
+        3,
+        0,
+    ]  # not interleaved, permuted in 128 bytes, 256 to the cache, zeros outside
+    corners = {"lower": (-1, -2), "upper": (0, 1), "steps": (1, 2, 3, 1)}
+    mapped = EncodedMap(driver, TensorMap("bf16", (64, 9, 8, 2), (128, 1152, 9216), 192, **corners))
+    for pointer in (4096, 4096, 8192):
+        mapped.point_to(pointer)
+    described = [[64, 9, 8, 2], [128, 1152, 9216], [-1, -2], [0, 1], 64, 192, [1, 2, 3, 1]]
+    assert calls == [("im2col", [9, 4, at, *described, *options]) for at in (4096, 8192)]
+    calls.clear()
+    rows = EncodedMap(driver, TensorMap("f32", (40, 70), (160,), 96))
+    with pytest.raises(RuntimeError):
+        rows.point_to(16)
+    rows.point_to(16)
+    assert calls == 2 * [("tiled", [7, 2, 16, [40, 70], [160], [32, 96], [1, 1], *options])]
 
 
 def test_what_reading_in_planes_spares() -> None:

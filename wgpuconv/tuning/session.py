@@ -218,8 +218,8 @@ class Session:
 
 
 def shortlist(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """The few most promising of candidates sorted by cost, first the best of each algorithm, but
-    last of those that are unlikely to win.
+    """The few most promising of candidates sorted by cost: first the best of each algorithm that
+    may win, then their next ones, at last the best of the unlikely algorithms.
 
     Of configurations that the model gives the same cost, one stands for all.
     """

@@ -13,7 +13,7 @@ from ...plan import Pass
 MAP_BYTES = 128
 MAP_ALIGNMENT = 64
 ROW_BYTES = 128
-"""Of what one copy brings of a pixel or filter, side by side: what the swizzle permutes."""
+"""Of a pixel or filter in one step over k: what the swizzle of shared memory permutes."""
 CORNERS = range(-128, 128)
 """Where the box of first taps may begin and end, from the ends of the image;"""
 MOST_OFFSET = 255

@@ -28,7 +28,7 @@ from ....facts import Facts, Limits
 from ....plan import Config, Pass, Plan, Region, Shader, align, ceil_div, grid_1d
 from ....problem import ConvProblem
 from ..facts import cuda_facts
-from ..tensor_maps import CORNERS, MOST_OFFSET, MOST_STRIDE
+from ..tensor_maps import CORNERS, MOST_OFFSET, MOST_STRIDE, ROW_BYTES
 from .base import CudaAlgorithm
 from .gather import (
     count_tiles,
@@ -49,9 +49,6 @@ from .mma import (
     weight_offsets,
 )
 
-ROW_BYTES = 128
-"""Of a pixel or filter in one step over k: what the swizzle of shared memory permutes."""
-
 
 class Tile(NamedTuple):
     """A block computes p pixels by m filters, from so many slots of shared memory; a
@@ -65,7 +62,7 @@ class Tile(NamedTuple):
     @property
     def consumers(self) -> int:
         """Warpgroups that multiply one or two times 64 pixels each."""
-        return 3 if self.p == 192 else 2
+        return 3 if self.p % 128 else 2
 
 
 TILES = (

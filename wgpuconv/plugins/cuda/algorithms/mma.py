@@ -14,10 +14,11 @@ from ....problem import ConvProblem
 from ..facts import AMPERE, HOPPER, cuda_facts
 from .lowering import Lowering, Source, caller_input, partial_bytes
 
-PACKED_ELEMENTS = 4096
-"""What a block of pack_filters packs, of..."""
-PACKED_COLUMNS = {False: 8, True: 32}
-"""...so many filters of phases, by whether its threads lie side by side along those."""
+PACKED_ALONG_K = (8, 512)
+"""Filters, each of one phase, and products that a block of pack_filters packs, where its threads
+lie side by side along k,"""
+PACKED_ALONG_FILTERS = (32, 128)
+"""and where they do along those."""
 MOST_CHUNKS = 8
 """Copies of one pixel that a block of to_channels_last brings: a line of memory of 128 bytes."""
 SHARED_OF_CORE = 1024
@@ -201,8 +202,8 @@ def pack(
     m_tiles = ceil_div(p.k_group, tile.m)
     # Along k a transposed convolution's weight is strewn over memory, along filters hardly.
     filters_first = p.transposed
-    block_columns = PACKED_COLUMNS[filters_first]
-    windows = ceil_div(steps * tile.k, PACKED_ELEMENTS // block_columns)
+    block, window = PACKED_ALONG_FILTERS if filters_first else PACKED_ALONG_K
+    windows = ceil_div(steps * tile.k, window)
     step = Pass(
         Shader.of(
             "pack_filters",
@@ -210,6 +211,8 @@ def pack(
             TILE_M=tile.m,
             TILE_K=tile.k,
             FILTERS_FIRST=filters_first,
+            COLUMNS=block,
+            WINDOW=window,
             CORES=cores,
             WHOLE=whole,
         ),
@@ -231,7 +234,7 @@ def pack(
             ("packed", packed),
         ),
         grid_1d(
-            ceil_div(phases * p.groups * m_tiles * tile.m, block_columns) * windows,
+            ceil_div(phases * p.groups * m_tiles * tile.m, block) * windows,
             lowering.limits,
         ),
     )

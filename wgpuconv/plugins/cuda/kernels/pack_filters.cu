@@ -19,6 +19,8 @@ using Scalar = Half;
 constexpr int TILE_M = 128;
 constexpr int TILE_K = 32;
 constexpr bool FILTERS_FIRST = false;
+constexpr int COLUMNS = 8;
+constexpr int WINDOW = 512;  // products
 constexpr bool CORES = false;  // eight filters of one chunk lie side by side (for wgmma)
 constexpr bool WHOLE = false;
 constexpr int THREADS = 256;
@@ -36,15 +38,13 @@ struct Params {
   int w_r;
 };
 
-constexpr int COLUMNS = FILTERS_FIRST ? 32 : 8;
-constexpr int WINDOW = 4096 / COLUMNS;  // products
 constexpr int SHARERS = THREADS / COLUMNS;  // threads of one column
 constexpr int LOADS = WINDOW / SHARERS;
 constexpr int CHUNK = 16 / sizeof(Scalar);
 constexpr int STEP = TILE_M * TILE_K;
 static_assert(TILE_K % CHUNK == 0, "whole chunks of one step");
 // What neighbouring threads read lies side by side in shared memory as well. Rows of k begin on
-// other banks, and on whole chunks.
+// different banks, and on whole chunks.
 constexpr int COLUMN_PITCH = FILTERS_FIRST ? 1 : WINDOW + CHUNK;
 constexpr int K_PITCH = FILTERS_FIRST ? COLUMNS : 1;
 
