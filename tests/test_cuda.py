@@ -411,6 +411,18 @@ def test_something_computes_every_problem() -> None:
             r"at most 256 rows .* got 257 \(kernel 3 x 3, dilation 128,1\)",
         ),
         ("conv_transpose2d f16 n1 c8 h9 w9 k8 r3 s3 stride40", "halo_mma", "1024 phases"),
+        (
+            "conv2d f16 n1 c256 h9 w9 k8 r3 s3",
+            "direct_mma",
+            r"too many products a filter .* \(256 channels, kernel 3 x 3, dilation 1,1\)",
+        ),
+        ("conv2d f16 n1 c8 h900 w900 k8 r3 s3 dil400", "direct_mma", "or too long rows .* 400,400"),
+        ("conv2d f32 n1 c8 h9 w9 k8 r3 s3", "direct_mma", "precision 'tf32' is allowed"),
+        (
+            "conv_transpose2d f16 n1 c8 h9 w9 k8 r2 s1 stride3,1",
+            "direct_mma",
+            r"smaller than the stride \(2 x 1, stride 3,1\)",
+        ),
     ],
 )
 def test_refusals(text: str, name: str, reason: str) -> None:
@@ -907,6 +919,41 @@ EMULATED: list[tuple[str, str, Config]] = (
 )
 
 
+ROWS: list[tuple[str, str, Config]] = [
+    ("direct_mma", text, {"tile_w": w, "tile_m": m, "ring": ring})
+    for w, m, ring, text in [
+        # copied: filters past the end, two strips a warp, the last of a row not whole
+        (32, 16, 8, "conv2d f16 n21 c16 h6 w70 k13 r3 s3 pad1 nhwc bias residual act:relu"),
+        (64, 8, 4, "conv2d f32 n5 c2 h21 w50 k3 r2 s2 nhwc bias tf32"),
+        # pixels that lie apart, of which a product takes a part; a stride beyond the taps
+        (32, 32, 16, "conv2d bf16 n1 c32 h23 w39 k40 r3 s3 stride2 pad1 dil2 nhwc bias act:silu"),
+        (32, 16, 8, "conv2d f16 n1 c8 h19 w49 k2 r2 s2 stride3 nhwc"),
+        # products of several taps with a part of one, apart from each other
+        (32, 16, 8, "conv2d f16 n1 c20 h13 w39 k10 r3 s3 dil1,2 pad2 nhwc bias"),
+        # loaded: zeros behind the channels, some of two products a pixel
+        (32, 64, 16, "conv2d f16 n2 c3 h21 w45 k64 r7 s7 stride2 pad3 nhwc bias"),
+        (
+            32,
+            16,
+            8,
+            "conv2d bf16 n1 c12 h13 w39 k10 r3 s2 stride2,1 pad1,0,2,1 dil2,1 groups2 nhwc residual",
+        ),
+        # channels first, in pairs of pixels and one by one
+        (64, 32, 4, "conv2d f16 n1 c3 h20 w46 k20 r3 s3 pad1 bias residual act:silu"),
+        (32, 16, 4, "conv2d f32 n2 c3 h10 w41 k33 r3 s3 pad1 residual tf32"),
+        (32, 16, 2, "conv2d f16 n3 c5 h2 w3 k1 r1 s1 bias"),
+        # phases of one to four taps, and of four
+        (
+            32,
+            16,
+            4,
+            "conv_transpose2d f16 n1 c24 h7 w35 k10 r3 s3 stride2 pad1 nhwc residual act:silu",
+        ),
+        (32, 16, 4, "conv_transpose2d f32 n2 c3 h6 w33 k10 r4 s4 stride2 pad1 bias tf32"),
+    ]
+]
+"""Rows that stream past filters in registers."""
+EMULATED += ROWS
 PLANES: list[tuple[str, str, Config]] = [
     ("implicit_gemm_wgmma", text, wgmma_config(*tile))
     for tile, text in [
@@ -989,6 +1036,7 @@ def test_plain_kernels_on_the_cpu(emulator: Emulator, name: str, layout: str) ->
     ("name", "right", "broken"),
     [
         ("implicit_gemm_mma", "wait_copies<STAGES - 2>();", "wait_copies<STAGES - 1>();"),
+        ("direct_mma", "wait_copies<AHEAD - 1>();", "wait_copies<AHEAD>();"),
         ("implicit_gemm_wgmma", "wait_barrier(full_barrier(shared, slot.at), slot.parity);", ""),
         ("implicit_gemm_wgmma", "wait_products<1>();\n    release();", "release();"),
         ("implicit_gemm_wgmma", "sync_some<GROUP>(PRODUCER_BARRIER);", ""),
@@ -1041,6 +1089,28 @@ def test_the_emulator_notices_what_is_missing(
             "c72 h13 w11 k140",
             ": swizzled_matrix(b + k * 32)",
             ": swizzled_matrix(b)",
+        ),
+        # what a row misses, or has too much
+        ("direct_mma", "c3 h10 w41", "past_the_taps(i, quarter)", "false"),
+        (
+            "direct_mma",
+            "c20 h13 w39",
+            "min(at / PIXEL_BYTES, S - 1)",
+            "(product * 32 / PIXEL_BYTES)",
+        ),
+        ("direct_mma", "c3 h10 w41", "i * 32 + lane < ROW_ITEMS", "true"),
+        ("direct_mma", "c24 h7 w35", "w_first + group", "w_s + group"),
+        *(
+            ("direct_mma", examples, right, "//")
+            for examples, right in [
+                ("c16 h6 w70", "__syncwarp();  // the row's input is there, and"),
+                ("c3 h20 w46", "__syncwarp();  // the row's input is there; all"),
+                ("c3 h20 w46", "__syncwarp();  // the tile is complete"),
+                ("c3 h20 w46", "__syncwarp();  // the residual is there, or"),
+                ("c16 h6 w70", "__syncthreads();  // what is missing to whole"),
+                ("c16 h6 w70", "__syncthreads();  // the fragments are complete"),
+                ("c16 h6 w70", "__syncthreads();  // all have read them, and the rings"),
+            ]
         ),
         # who does not wait to store
         *(

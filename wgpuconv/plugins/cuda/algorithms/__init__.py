@@ -5,6 +5,7 @@ from __future__ import annotations
 from ....algorithms import Algorithm
 from .depthwise import Depthwise
 from .direct import Direct
+from .direct_mma import DirectMma
 from .halo_mma import HaloMma
 from .halo_wgmma import HaloWgmma
 from .implicit_gemm import ImplicitGemm
@@ -17,6 +18,7 @@ ALGORITHMS: tuple[Algorithm, ...] = (
     ImplicitGemm(),
     ImplicitGemmMma(),
     ImplicitGemmWgmma(),
+    DirectMma(),
     HaloMma(),
     HaloWgmma(),
 )

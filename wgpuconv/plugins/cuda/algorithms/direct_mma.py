@@ -1,0 +1,311 @@
+"""Direct convolution on tensor cores, for few channels or few filters.
+
+Such problems are bound by memory: the filters stay in registers, and each warp streams rows of the
+input past them.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ....algorithms.base import activation_params, params
+from ....algorithms.phases import Axis, Phase, count_phases, phases, refuse_phases
+from ....facts import Facts
+from ....plan import Config, Pass, Plan, Region, Shader, align, ceil_div, grid_1d
+from ....problem import ConvProblem
+from ..facts import cuda_facts
+from .base import CudaAlgorithm, output_bindings
+from .gather import output_params
+from .halo_mma import first_offset, span
+from .lowering import Lowering, caller_input
+from .mma import SHARED_OF_CORE, out_vector, refuse_float32, refuse_turing
+
+WARPS = 4
+"""Of a block; they share nothing but their start."""
+WIDTHS = (32, 64)
+FILTERS = (8, 16, 32, 64)
+MOST_REGISTERS = 255
+"""That a thread may have."""
+MOST_BLOCKS = 8
+"""Of a multiprocessor, beyond which nothing is gained."""
+
+
+class Tile(NamedTuple):
+    """A warp computes rows of w columns of m filters from a ring of so many rows of the input."""
+
+    w: int
+    m: int
+    ring: int
+
+
+class DirectMma(CudaAlgorithm):
+    name = "direct_mma"
+    summary = "streams rows past filters that stay in registers; few channels, few filters"
+    tf32 = True
+    ops = ("conv2d", "conv_transpose2d")
+    shaders = ("direct_mma",)
+
+    def refuse(self, problem: ConvProblem, facts: Facts) -> str | None:
+        p = problem
+        reason = refuse_float32(p) or refuse_turing(p, facts) or refuse_phases(p)
+        if reason is not None:
+            return reason
+        if min(phase.taps for phase in phases(p)) == 0:
+            return (
+                "needs an input pixel for each output pixel, got a kernel smaller than the "
+                f"stride ({p.r} x {p.s}, stride {p.stride[0]},{p.stride[1]})"
+            )
+        if not self.configs(p, facts):
+            return (
+                "holds filters in registers and rows of the input in shared memory, got too "
+                f"many products a filter or too long rows ({p.c_group} channels, kernel "
+                f"{p.r} x {p.s}, dilation {p.dilation[0]},{p.dilation[1]})"
+            )
+        return None
+
+    def configs(self, problem: ConvProblem, facts: Facts) -> list[Config]:
+        p = problem
+        # The rows of a product, which are 16, are filters if the output has its channels first.
+        least = 8 if p.k_group <= 8 and _last(p) else 16
+        return [
+            _tile_config(tile)
+            for m in FILTERS
+            if least <= m < 2 * max(p.k_group, least)
+            for w in WIDTHS
+            if w < 2 * max(p.out_w, 32)
+            for more in (1, 2)
+            for tile in (Tile(w, m, more * _least_ring(p)),)
+            if all(_blocks(p, phase, tile, facts) for phase in phases(p))
+        ]
+
+    def lower(
+        self, problem: ConvProblem, config: Config, facts: Facts, workspace_limit: int
+    ) -> Plan:
+        p, tile = problem, _tile_of(config)
+        lowering = Lowering(p, facts, workspace_limit, caller_input(p))
+        for phase in phases(p):
+            lowering.passes.append(self._pass(lowering, tile, phase))
+        return lowering.plan(self.name, config)
+
+    @staticmethod
+    def _pass(lowering: Lowering, tile: Tile, phase: Phase) -> Pass:
+        p, x, facts = lowering.problem, lowering.source, lowering.facts
+        blocks = _blocks(p, phase, tile, facts)
+        kinds = _kinds(p, tile)
+        share = _share(p, phase, tile, facts)
+        shader = Shader.of(
+            "direct_mma",
+            p.dtype,
+            TILE_W=tile.w,
+            TILE_M=tile.m,
+            CHANNELS=_channels(p),
+            PITCH=_pitch(p, phase),
+            R=len(phase.h.taps),
+            S=len(phase.w.taps),
+            STRIDE_H=phase.h.in_stride,
+            STRIDE_W=phase.w.in_stride,
+            STEP_H=_tap_step(phase.h),
+            STEP_W=_tap_step(phase.w),
+            RING=tile.ring,
+            COPY_BYTES=_copy_bytes(p),
+            CHANNELS_LAST=_last(p),
+            OUT_VECTOR=out_vector(p, rectangles=True),
+            THREADS=32 * WARPS,
+            BLOCKS=blocks,
+            SHARED_BYTES=_shared_bytes(p, phase, tile),
+        )
+        h, w = (_places(axis) for axis in (phase.h, phase.w))
+        taps = p.r * p.s
+        return Pass(
+            lowering.ending(shader),
+            params(
+                tasks=share.tasks,
+                strips=ceil_div(phase.w.count, tile.w),
+                chunks=share.chunks,
+                rows=share.rows,
+                workers=share.workers,
+                q_h=phase.h.count,
+                q_w=phase.w.count,
+                in_h=p.h,
+                in_w=p.w,
+                first_h=first_offset(phase.h),
+                first_w=first_offset(phase.w),
+                x_g=x.x_g,
+                x_n=x.strides.x_n,
+                x_c=x.strides.x_c,
+                x_h=x.strides.x_h,
+                x_w=x.strides.x_w,
+                w_first=h[0] * p.s + w[0],
+                w_g=p.weight_bytes // p.itemsize // p.groups,
+                w_m=taps if p.transposed else p.reduction,
+                w_c=taps * (p.k_group if p.transposed else 1),
+                w_r=h[1] * p.s,
+                w_s=w[1],
+                c_group=p.c_group,
+                **output_params(p, phase),
+                m_tiles=ceil_div(p.k_group, tile.m),
+                **activation_params(p),
+            ),
+            (
+                ("x", x.region),
+                ("weight", Region("weight")),
+                *output_bindings(p, lowering.bias, lowering.target),
+            ),
+            grid_1d(share.workers * kinds, lowering.limits),
+        )
+
+    def cost(self, problem: ConvProblem, config: Config, facts: Facts) -> float:
+        p, tile = problem, _tile_of(config)
+        seconds = 0.0
+        for phase in phases(p):
+            share = _share(p, phase, tile, facts)
+            products = len(phase.h.taps) * _products(p, phase)
+            octets = tile.w // 8 * products
+            # Of one row of a warp: what the tensor cores take, and what shared memory does.
+            rate = cuda_facts(facts).matrix_flops / facts.cores
+            multiply = octets * tile.m * 8 * 32 * 2 / p.itemsize / rate * 2
+            read = octets * 2.5 * facts.cycle
+            warps = min(share.tasks * _kinds(p, tile) / facts.cores, share.resident)
+            row = warps * max(multiply, read, 40 * facts.cycle)
+            seconds += share.rounds * (share.rows * row + 2 * facts.latency) + 4 * facts.latency
+        traffic = p.input_bytes + p.residual_bytes + p.out_bytes + p.weight_bytes
+        return max(seconds, 1.2 * traffic / facts.bandwidth) + count_phases(p) * facts.launch
+
+
+class _Share(NamedTuple):
+    """How the rows of the output are shared out among warps."""
+
+    rows: int
+    """Of a strip."""
+    chunks: int
+    tasks: int
+    """Strips of all images."""
+    workers: int
+    """Blocks with the same filters."""
+    rounds: int
+    """Strips of a warp, at most."""
+    resident: int
+    """Warps of a multiprocessor."""
+
+
+def _share(p: ConvProblem, phase: Phase, tile: Tile, facts: Facts) -> _Share:
+    """Strips as long as possible, since each begins with rows that others have read as well, of
+    which each warp gets as many as the others."""
+    blocks = _blocks(p, phase, tile, facts)
+    most_workers = max(facts.cores * blocks // _kinds(p, tile), 1)
+    side_by_side = p.n * ceil_div(phase.w.count, tile.w)
+    # Rows of the input, and what it takes until the first one is there, as so many of them.
+    start = span(phase.h) + 4
+    best: tuple[int, _Share] | None = None
+    chunks = 1
+    while chunks <= phase.h.count:
+        rows = ceil_div(phase.h.count, chunks)
+        chunks = ceil_div(phase.h.count, rows)
+        tasks = side_by_side * chunks
+        workers = min(most_workers, ceil_div(tasks, WARPS))
+        rounds = ceil_div(tasks, workers * WARPS)
+        taken = rounds * (rows * phase.h.in_stride + start)
+        if best is None or taken < best[0]:
+            best = taken, _Share(rows, chunks, tasks, workers, rounds, blocks * WARPS)
+        if rows == 1:
+            break
+        chunks = ceil_div(phase.h.count, rows - 1)
+    assert best is not None
+    return best[1]
+
+
+def _tile_config(tile: Tile) -> Config:
+    return {"tile_w": tile.w, "tile_m": tile.m, "ring": tile.ring}
+
+
+def _tile_of(config: Config) -> Tile:
+    return Tile(*(int(config[name]) for name in ("tile_w", "tile_m", "ring")))
+
+
+def _last(p: ConvProblem) -> bool:
+    return p.layout == "NHWC"
+
+
+def _kinds(p: ConvProblem, tile: Tile) -> int:
+    """Tiles of filters, of all groups."""
+    return ceil_div(p.k_group, tile.m) * p.groups
+
+
+def _channels(p: ConvProblem) -> int:
+    """Of a group, with zeros up to the 8 bytes that a lane multiplies."""
+    return align(p.c_group, 8 // p.itemsize)
+
+
+def _copy_bytes(p: ConvProblem) -> int:
+    """As many as lie side by side and aligned in a pixel; 0 where zeros must be added."""
+    if not _last(p):
+        return 0
+    return next((size for size in (16, 8) if p.c_group * p.itemsize % size == 0), 0)
+
+
+def _pitch(p: ConvProblem, phase: Phase) -> int:
+    """Bytes from one pixel to the next, such that four pixels of which a product reads 32 bytes
+    each lie on different banks."""
+    nbytes = _channels(p) * p.itemsize
+    if nbytes % 32:
+        return nbytes
+    steps = (nbytes + more for more in range(0, 64, 16))
+    return next((s for s in steps if s * phase.w.in_stride % 128 in (32, 96)), nbytes)
+
+
+def _places(axis: Axis) -> tuple[int, int]:
+    """The weight's place of the tap that meets the first input pixel, and from it to the next."""
+    taps = sorted(axis.taps, key=lambda tap: tap.offset)
+    return taps[0].place, taps[1].place - taps[0].place if len(taps) > 1 else 0
+
+
+def _tap_step(axis: Axis) -> int:
+    return abs(axis.offset_step) or 1
+
+
+def _columns(phase: Phase, tile: Tile) -> int:
+    """Of the input of a strip."""
+    return (tile.w - 1) * phase.w.in_stride + span(phase.w)
+
+
+def _products(p: ConvProblem, phase: Phase) -> int:
+    """Of 32 bytes along a row of taps."""
+    return ceil_div(len(phase.w.taps) * _channels(p) * p.itemsize, 32)
+
+
+def _least_ring(p: ConvProblem) -> int:
+    """A power of two of rows that holds what one output row needs, and the next one."""
+    rows = max(span(phase.h) + phase.h.in_stride for phase in phases(p))
+    return 1 << (rows - 1).bit_length()
+
+
+def _shared_bytes(p: ConvProblem, phase: Phase, tile: Tile) -> int:
+    # The last product of a row reads past its end.
+    ring = align(tile.ring * _columns(phase, tile) * _pitch(p, phase) + 32, 16)
+    staged = 0 if _last(p) else tile.m * (tile.w * p.itemsize + 16)
+    # The filters lie there before they are in registers.
+    fragments = len(phase.h.taps) * _products(p, phase) * tile.m * 32
+    return max(WARPS * (ring + staged), fragments)
+
+
+def _registers(p: ConvProblem, phase: Phase, tile: Tile) -> int:
+    """Of a thread, as far as the arrays that it holds tell."""
+    octets, filter_octets = tile.w // 8, tile.m // 8
+    filters = 2 * len(phase.h.taps) * _products(p, phase) * filter_octets
+    sums = 2 * octets * filter_octets
+    items = ceil_div(_columns(phase, tile) * _channels(p) * p.itemsize, 32 * (_copy_bytes(p) or 8))
+    held = 0
+    if not _copy_bytes(p):
+        held = items * 8 // p.itemsize * min(phase.h.in_stride, span(phase.h))
+    biases = 2 * filter_octets if _last(p) else filter_octets
+    return filters + sums + 2 * octets + items + held + biases + 40
+
+
+def _blocks(p: ConvProblem, phase: Phase, tile: Tile, facts: Facts) -> int:
+    """Of a multiprocessor; 0 where not even one has what it needs."""
+    registers, nbytes = _registers(p, phase, tile), _shared_bytes(p, phase, tile)
+    if registers > MOST_REGISTERS or nbytes > facts.limits.max_workgroup_storage:
+        return 0
+    by_registers = 65536 // (align(registers, 8) * 32 * WARPS)
+    shared = facts.limits.max_workgroup_storage + SHARED_OF_CORE
+    return min(by_registers, shared // (nbytes + SHARED_OF_CORE), MOST_BLOCKS)

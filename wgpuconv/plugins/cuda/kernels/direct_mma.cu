@@ -1,0 +1,505 @@
+// Direct convolution on tensor cores for few channels or few filters: halves, bfloats, or floats as
+// TF32. Such problems are bound by memory, so nothing is read or written but the input, once, and the
+// output, and no thread waits for another warp's.
+//
+// A warp keeps TILE_M filters in registers, as fragments, and walks down a strip of TILE_W columns
+// of the output. The input's rows come to a ring in shared memory that is the warp's own, several
+// rows ahead. Where they lie as the ring wants them, they are copied (COPY_BYTES at a time), else
+// they come through registers, with zeros behind the channels; so inputs of either layout do.
+//
+// One product takes 32 bytes along (s, c): taps of few channels share it. Since any order of the
+// products will do as long as both operands have it, a lane takes 8 neighbouring bytes of a pixel,
+// where ldmatrix would give it two times 4. Likewise neighbouring columns of the product need not be
+// neighbouring filters: a lane's are, so that it stores up to 16 bytes of a pixel at once.
+
+#include "ptx.cuh"
+#include "activations.cuh"
+
+using Scalar = Half;
+constexpr int TILE_W = 32;
+constexpr int TILE_M = 16;
+constexpr int CHANNELS = 16;  // of a group, and zeros up to a multiple of 8 bytes
+constexpr int PITCH = 32;     // bytes from one pixel of the ring to the next
+constexpr int R = 3;
+constexpr int S = 3;
+constexpr int STRIDE_H = 1;
+constexpr int STRIDE_W = 1;
+constexpr int STEP_H = 1;  // input rows and columns from one tap to the next
+constexpr int STEP_W = 1;
+constexpr int RING = 8;         // rows, a power of two
+constexpr int COPY_BYTES = 16;  // 8, or 0: through registers
+constexpr bool CHANNELS_LAST = true;  // the output's order
+constexpr int OUT_VECTOR = 8;  // elements of one store
+constexpr Activation ACTIVATION = Activation::identity;
+constexpr bool RESIDUAL = false;  // else `residual` is not read
+constexpr int THREADS = 128;
+constexpr int BLOCKS = 4;  // a multiprocessor: what the registers must suffice for
+constexpr int SHARED_BYTES = 34944;
+
+struct Params {
+  int tasks;   // strips of all images
+  int strips;  // side by side
+  int chunks;  // strips one below the other
+  int rows;    // of a strip
+  int workers;  // blocks with the same filters
+  int q_h;  // output pixels of this launch, of one image
+  int q_w;
+  int in_h;
+  int in_w;
+  int first_h;  // input pixels from an output pixel's place to the first that any tap needs
+  int first_w;
+  int x_g;  // strides of the input over groups, images, channels, rows, columns
+  int x_n;
+  int x_c;
+  int x_h;
+  int x_w;
+  int w_first;  // the first tap's place in a filter
+  int w_g;      // strides of the weight over groups, filters, channels, rows and columns of taps
+  int w_m;
+  int w_c;
+  int w_r;
+  int w_s;
+  int y_base;
+  int y_g;  // strides of the output over groups, images, filters, rows, columns
+  int y_n;
+  int y_m;
+  int y_h;
+  int y_w;
+  int c_group;
+  int m;  // filters of a group
+  int m_tiles;
+  float act_a;
+  float act_b;
+};
+
+constexpr int BYTES = sizeof(Scalar);
+constexpr int WARPS = THREADS / 32;
+constexpr int PIXEL_BYTES = CHANNELS * BYTES;
+static_assert(PIXEL_BYTES % 8 == 0 && PIXEL_BYTES <= PITCH, "zeros behind the channels");
+static_assert((RING & (RING - 1)) == 0, "a power of two");
+
+constexpr int COLUMNS = (TILE_W - 1) * STRIDE_W + (S - 1) * STEP_W + 1;  // of a strip's input
+constexpr int ROW_BYTES = COLUMNS * PITCH;
+constexpr int SPAN = (R - 1) * STEP_H + 1;  // rows that one output row needs
+constexpr int NEW_ROWS = STRIDE_H < SPAN ? STRIDE_H : SPAN;  // of them, those that the row before did not
+constexpr int AHEAD = (RING - SPAN) / STRIDE_H;  // output rows whose input is on its way
+static_assert(AHEAD > 0, "the next row's input finds room");
+constexpr int PRODUCTS = (S * PIXEL_BYTES + 31) / 32;  // of a row of taps
+constexpr int OCTETS = TILE_W / 8;
+constexpr int FILTER_OCTETS = TILE_M / 8;
+
+// What is copied or loaded of a row: ITEMS for each lane, of the last of which there may be none.
+constexpr int ITEM_BYTES = COPY_BYTES ? COPY_BYTES : 8;
+constexpr int PIXEL_ITEMS = PIXEL_BYTES / ITEM_BYTES;
+constexpr int ROW_ITEMS = COLUMNS * PIXEL_ITEMS;
+constexpr int ITEMS = (ROW_ITEMS + 31) / 32;
+constexpr int ELEMENTS = ITEM_BYTES / BYTES;
+
+// The lane's i-th of them. Neighbouring lanes copy neighbouring channels, or load neighbouring pixels.
+struct Item {
+  int column;
+  int chunk;  // of the pixel
+  bool exists;
+
+  __device__ Item(int i, int lane)
+      : column(COPY_BYTES ? (i * 32 + lane) / PIXEL_ITEMS : (i * 32 + lane) % COLUMNS),
+        chunk(COPY_BYTES ? (i * 32 + lane) % PIXEL_ITEMS : (i * 32 + lane) / COLUMNS),
+        exists((i + 1) * 32 <= ROW_ITEMS || i * 32 + lane < ROW_ITEMS) {}
+
+  __device__ int place() const { return column * PITCH + chunk * ITEM_BYTES; }
+};
+
+// A lane's filters lie side by side in runs of as many as fit into 16 bytes, or fewer.
+constexpr int RUN_OCTETS = FILTER_OCTETS < 8 / BYTES ? FILTER_OCTETS : 8 / BYTES;
+constexpr int RUN = 2 * RUN_OCTETS;
+constexpr int RUNS = FILTER_OCTETS / RUN_OCTETS;
+
+// Rows of filters of the output's tile, where it goes out with its channels first.
+constexpr int STAGED_PITCH = TILE_W + 16 / BYTES;
+constexpr int RING_BYTES = (RING * ROW_BYTES + 32 + 15) / 16 * 16;  // with what a last product reads
+constexpr int WARP_BYTES = RING_BYTES + (CHANNELS_LAST ? 0 : TILE_M * STAGED_PITCH * BYTES);
+constexpr int FRAGMENT_BYTES = R * PRODUCTS * FILTER_OCTETS * 32 * 8;
+static_assert(SHARED_BYTES >= WARPS * WARP_BYTES && SHARED_BYTES >= FRAGMENT_BYTES,
+              "the host asks for enough");
+
+// Where the 8 bytes of a product lie that are `lane % 4` of it, from a pixel's first tap.
+__device__ inline int tap_bytes(int product, int quarter) {
+  const int at = product * 32 + quarter * 8;
+  if constexpr (STEP_W * PITCH == PIXEL_BYTES) {
+    return at;
+  } else if constexpr (PIXEL_BYTES % 32 == 0) {
+    return product * 32 / PIXEL_BYTES * (STEP_W * PITCH) + product * 32 % PIXEL_BYTES + quarter * 8;
+  } else {
+    return min(at / PIXEL_BYTES, S - 1) * (STEP_W * PITCH) + at % PIXEL_BYTES;
+  }
+}
+
+// Whether there is anything behind the taps that a product takes; it is multiplied by zeros, but
+// must be a number.
+__device__ inline bool past_the_taps(int product, int quarter) {
+  return product * 32 + 32 > S * PIXEL_BYTES && product * 32 + quarter * 8 >= S * PIXEL_BYTES;
+}
+
+__device__ inline uint2 rounded(uint2 v) {
+  if constexpr (BYTES == 4) {
+    v.x = __float_as_uint(as_operand(__uint_as_float(v.x)));
+    v.y = __float_as_uint(as_operand(__uint_as_float(v.y)));
+  }
+  return v;
+}
+
+// Where an element of filter m stands among the fragments: for each row of taps, product and octet
+// of filters 8 bytes of each lane. `k` counts along (s, c).
+__device__ inline int fragment_place(int m, int r, int k) {
+  const int run = m / RUN % 4;
+  const int column = CHANNELS_LAST ? run * 2 + m % 2 : m % 8;
+  const int octet = CHANNELS_LAST ? m / (4 * RUN) * RUN_OCTETS + m % RUN / 2 : m / 8;
+  const int product = k * BYTES / 32;
+  const int lane = column * 4 + k * BYTES % 32 / 8;
+  return (((r * PRODUCTS + product) * FILTER_OCTETS + octet) * 32 + lane) * (8 / BYTES) +
+         k % (8 / BYTES);
+}
+
+// Sums of pixels (rows) by filters, or of filters (rows) by pixels.
+constexpr int SUM_ROWS = (CHANNELS_LAST ? OCTETS : FILTER_OCTETS) / 2;
+constexpr int SUM_COLUMNS = CHANNELS_LAST ? FILTER_OCTETS : OCTETS;
+static_assert(SUM_ROWS > 0, "a product has 16 rows");
+
+template <int COUNT>
+struct alignas(COUNT * BYTES) Vector {
+  Scalar each[COUNT];
+};
+
+template <int COUNT>
+__device__ inline Vector<COUNT> activated(const float (&v)[COUNT], const Params& params) {
+  Vector<COUNT> to;
+  if constexpr (COUNT == 1) {
+    to.each[0] = from_float<Scalar>(activate<ACTIVATION>(v[0], params.act_a, params.act_b));
+  } else {
+#pragma unroll
+    for (int e = 0; e < COUNT; e += 2) {
+      store_pair(to.each + e, activate<ACTIVATION>(v[e], params.act_a, params.act_b),
+                 activate<ACTIVATION>(v[e + 1], params.act_a, params.act_b));
+    }
+  }
+  return to;
+}
+
+// acc += a * b, octets of both. The products' rows are those of two octets.
+template <int A, int B>
+__device__ inline void add_products(float (&acc)[A / 2][B][4], const uint2 (&a)[A],
+                                    const uint2 (&b)[B]) {
+#pragma unroll
+  for (int i = 0; i < A / 2; i++) {
+    const unsigned rows[4] = {a[2 * i].x, a[2 * i + 1].x, a[2 * i].y, a[2 * i + 1].y};
+#pragma unroll
+    for (int j = 0; j < B; j++) {
+      multiply_add<Scalar>(acc[i][j], rows, b[j].x, b[j].y);
+    }
+  }
+}
+
+template <bool FIRST, typename T, typename U>
+__device__ inline auto& first_if(T& first, U& second) {
+  if constexpr (FIRST) {
+    return first;
+  } else {
+    return second;
+  }
+}
+
+constexpr int BIASES = CHANNELS_LAST ? RUNS * RUN : FILTER_OCTETS;  // a lane's filters
+
+// Bias, residual, activation and the way out of the sums of a row, pixels by filters. `place` is that
+// of the strip's first pixel.
+template <int A, int B>
+__device__ inline void store_pixels(const float (&acc)[A][B][4],
+                                    const float (&biases)[BIASES], int columns, int m0, int place,
+                                    int lane, const Params& params, const Scalar* residual,
+                                    Scalar* y) {
+  constexpr int VECTOR = OUT_VECTOR < RUN ? OUT_VECTOR : RUN;
+#pragma unroll
+  for (int octet = 0; octet < OCTETS; octet++) {
+    const int column = octet * 8 + lane / 4;
+#pragma unroll
+    for (int first = 0; first < RUNS * RUN; first += VECTOR) {
+      const int m = m0 + (first / RUN * 4 + lane % 4) * RUN + first % RUN;
+      if (column < columns && m < params.m) {
+        const int at = place + column * params.y_w + m * params.y_m;
+        float v[VECTOR];
+#pragma unroll
+        for (int e = 0; e < VECTOR; e++) {
+          v[e] = acc[octet / 2][(first + e) / 2][octet % 2 * 2 + (first + e) % 2] + biases[first + e];
+        }
+        if constexpr (RESIDUAL) {
+          const auto more = *reinterpret_cast<const Vector<VECTOR>*>(residual + at);
+#pragma unroll
+          for (int e = 0; e < VECTOR; e++) {
+            v[e] += to_float(more.each[e]);
+          }
+        }
+        *reinterpret_cast<Vector<VECTOR>*>(y + at) = activated(v, params);
+      }
+    }
+  }
+}
+
+// The same for filters by pixels, through shared memory, so that neighbouring lanes store
+// neighbouring pixels.
+template <int A, int B>
+__device__ inline void store_filters(const float (&acc)[A][B][4],
+                                     const float (&biases)[BIASES], int columns, int m0, int place,
+                                     int lane, const Params& params, Scalar* staged,
+                                     const Scalar* residual, Scalar* y) {
+  using Run = Vector<OUT_VECTOR>;
+  auto each_run = [&](auto action) {
+    constexpr int RUNS_OF_ROW = TILE_W / OUT_VECTOR;
+#pragma unroll
+    for (int run = lane; run < TILE_M * RUNS_OF_ROW; run += 32) {
+      const int m = run / RUNS_OF_ROW;
+      const int column = run % RUNS_OF_ROW * OUT_VECTOR;
+      if (column < columns && m0 + m < params.m) {
+        action(staged + m * STAGED_PITCH + column,
+               place + column * params.y_w + (m0 + m) * params.y_m);
+      }
+    }
+    __syncwarp();  // the residual is there, or the tile's place is free
+  };
+  if constexpr (RESIDUAL) {
+    each_run([&](Scalar* at, int from) {
+      *reinterpret_cast<Run*>(at) = *reinterpret_cast<const Run*>(residual + from);
+    });
+  }
+#pragma unroll
+  for (int octet = 0; octet < FILTER_OCTETS; octet++) {
+    Scalar* row = staged + (octet * 8 + lane / 4) * STAGED_PITCH + lane % 4 * 2;
+#pragma unroll
+    for (int j = 0; j < OCTETS; j++) {
+      auto& pair = *reinterpret_cast<Vector<2>*>(row + j * 8);
+      float v[2];
+#pragma unroll
+      for (int e = 0; e < 2; e++) {
+        v[e] = acc[octet / 2][j][octet % 2 * 2 + e] + biases[octet];
+        if constexpr (RESIDUAL) {
+          v[e] += to_float(pair.each[e]);
+        }
+      }
+      pair = activated(v, params);
+    }
+  }
+  __syncwarp();  // the tile is complete
+  each_run([&](const Scalar* at, int to) {
+    *reinterpret_cast<Run*>(y + to) = *reinterpret_cast<const Run*>(at);
+  });
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+    direct_mma(Params params, const Scalar* __restrict__ x, const Scalar* __restrict__ weight,
+               const Scalar* __restrict__ bias, const Scalar* __restrict__ residual,
+               Scalar* __restrict__ y) {
+  wait_for_previous();
+  const int thread = threadIdx.x;
+  const int warp = thread / 32;
+  const int lane = thread % 32;
+  const int eighth = lane / 4;  // the lane's pixel or filter of an octet
+  const int quarter = lane % 4;
+  int block = blockIdx.x;
+  const int worker = block % params.workers;
+  block /= params.workers;
+  const int m0 = block % params.m_tiles * TILE_M;
+  const int group = block / params.m_tiles;
+
+  // The block's filters come in the order of their memory, and to shared memory in that of the
+  // fragments.
+  uint4* fragments = reinterpret_cast<uint4*>(shared_memory());
+  for (int i = thread; i < FRAGMENT_BYTES / 16; i += THREADS) {
+    fragments[i] = uint4{0, 0, 0, 0};
+  }
+  __syncthreads();  // what is missing to whole products is zeros
+#pragma unroll 8
+  for (int i = thread; i < TILE_M * CHANNELS * R * S; i += THREADS) {
+    const int s = i % S;
+    const int r = i / S % R;
+    const int c = i / (R * S) % CHANNELS;
+    const int m = i / (R * S * CHANNELS);
+    if (c < params.c_group && m0 + m < params.m) {
+      reinterpret_cast<Scalar*>(fragments)[fragment_place(m, r, s * CHANNELS + c)] = as_operand(
+          weight[params.w_first + group * params.w_g + (m0 + m) * params.w_m + c * params.w_c +
+                 r * params.w_r + s * params.w_s]);
+    }
+  }
+  __syncthreads();  // the fragments are complete
+  uint2 filters[R][PRODUCTS][FILTER_OCTETS];
+#pragma unroll
+  for (int r = 0; r < R; r++) {
+#pragma unroll
+    for (int i = 0; i < PRODUCTS; i++) {
+#pragma unroll
+      for (int j = 0; j < FILTER_OCTETS; j++) {
+        filters[r][i][j] = reinterpret_cast<const uint2*>(
+            fragments)[((r * PRODUCTS + i) * FILTER_OCTETS + j) * 32 + lane];
+      }
+    }
+  }
+  __syncthreads();  // all have read them, and the rings take their place
+  float biases[BIASES];
+#pragma unroll
+  for (int i = 0; i < BIASES; i++) {
+    const int m = m0 + (CHANNELS_LAST ? i / RUN * 4 * RUN + quarter * RUN + i % RUN
+                                      : i * 8 + eighth);
+    biases[i] = to_float(bias[group * params.m + min(m, params.m - 1)]);
+  }
+
+  unsigned char* ring = shared_memory() + warp * WARP_BYTES;
+  const unsigned ring_address = shared_address(ring);
+  Scalar* staged = reinterpret_cast<Scalar*>(ring + RING_BYTES);
+
+  for (int task = worker * WARPS + warp; task < params.tasks; task += params.workers * WARPS) {
+    const int first_w = task % params.strips * TILE_W;
+    const int first_h = task / params.strips % params.chunks * params.rows;
+    const int n = task / params.strips / params.chunks;
+    const int rows = min(params.rows, params.q_h - first_h);
+
+    // ---- the input's way to the ring: rows are counted from the first that the strip needs ----
+
+    const Scalar* image = x + (n * params.x_n + group * params.x_g);
+    const int top = first_h * STRIDE_H + params.first_h;
+    const int rows_in = (rows - 1) * STRIDE_H + SPAN;
+    int origins[ITEMS];  // of the lane's items, in a row of the image; -1 beyond the border
+#pragma unroll
+    for (int i = 0; i < ITEMS; i++) {
+      const Item item(i, lane);
+      const int w = first_w * STRIDE_W + params.first_w + item.column;
+      const bool inside = static_cast<unsigned>(w) < static_cast<unsigned>(params.in_w);
+      origins[i] = inside ? w * params.x_w + item.chunk * ELEMENTS * params.x_c : -1;
+    }
+    auto inside = [&](int row) -> bool {
+      return row < rows_in && static_cast<unsigned>(top + row) < static_cast<unsigned>(params.in_h);
+    };
+    auto copy_row = [&](int row) {
+      const bool row_inside = inside(row);
+      const Scalar* from = image + (row_inside ? (top + row) * params.x_h : 0);
+      const unsigned to = ring_address + (row & (RING - 1)) * ROW_BYTES;
+#pragma unroll
+      for (int i = 0; i < ITEMS; i++) {
+        const Item item(i, lane);
+        if (item.exists) {
+          copy_async<ITEM_BYTES>(to + item.place(), from + origins[i],
+                                 row_inside && origins[i] >= 0);
+        }
+      }
+    };
+    using Held = Vector<ELEMENTS>[ITEMS];
+    auto load_row = [&](int row, Held& held) {
+      const bool row_inside = inside(row);
+      const Scalar* from = image + (row_inside ? (top + row) * params.x_h : 0);
+#pragma unroll
+      for (int i = 0; i < ITEMS; i++) {
+        const Item item(i, lane);
+#pragma unroll
+        for (int e = 0; e < ELEMENTS; e++) {
+          const bool valid = row_inside && origins[i] >= 0 && item.exists &&
+                             item.chunk * ELEMENTS + e < params.c_group;
+          held[i].each[e] =
+              valid ? from[origins[i] + e * params.x_c] : from_float<Scalar>(0.0f);
+        }
+      }
+    };
+    auto keep_row = [&](int row, const Held& held) {
+#pragma unroll
+      for (int i = 0; i < ITEMS; i++) {
+        const Item item(i, lane);
+        if (item.exists) {
+          *reinterpret_cast<Vector<ELEMENTS>*>(ring + (row & (RING - 1)) * ROW_BYTES + item.place()) =
+              held[i];
+        }
+      }
+    };
+    // The first row that an output row needs and the one before it does not.
+    auto first_new = [&](int q) -> int { return q * STRIDE_H + SPAN - NEW_ROWS; };
+
+    // ---- a row of the output ----
+
+    const int first_place = params.y_base + group * params.y_g + n * params.y_n +
+                            first_h * params.y_h + first_w * params.y_w;
+    auto compute = [&](int q) {
+      float acc[SUM_ROWS][SUM_COLUMNS][4] = {};
+#pragma unroll
+      for (int r = 0; r < R; r++) {
+        const unsigned char* from =
+            ring + ((q * STRIDE_H + r * STEP_H) & (RING - 1)) * ROW_BYTES + eighth * (STRIDE_W * PITCH);
+#pragma unroll
+        for (int i = 0; i < PRODUCTS; i++) {
+          uint2 pixels[OCTETS];
+#pragma unroll
+          for (int o = 0; o < OCTETS; o++) {
+            pixels[o] = *reinterpret_cast<const uint2*>(from + o * (8 * STRIDE_W * PITCH) +
+                                                        tap_bytes(i, quarter));
+            pixels[o] = past_the_taps(i, quarter) ? uint2{0, 0} : rounded(pixels[o]);
+          }
+          add_products(acc, first_if<CHANNELS_LAST>(pixels, filters[r][i]),
+                       first_if<!CHANNELS_LAST>(pixels, filters[r][i]));
+        }
+      }
+      const int place = first_place + q * params.y_h;
+      const int columns = params.q_w - first_w;
+      if constexpr (CHANNELS_LAST) {
+        store_pixels(acc, biases, columns, m0, place, lane, params, residual, y);
+      } else {
+        store_filters(acc, biases, columns, m0, place, lane, params, staged, residual, y);
+      }
+    };
+
+    if constexpr (COPY_BYTES > 0) {
+      auto copy_new = [&](int q) {
+#pragma unroll
+        for (int i = 0; i < NEW_ROWS; i++) {
+          copy_row(first_new(q) + i);
+        }
+        commit_copies();
+      };
+      for (int row = 0; row < SPAN - NEW_ROWS; row++) {
+        copy_row(row);
+      }
+      for (int q = 0; q < AHEAD; q++) {
+        copy_new(q);
+      }
+      for (int q = 0; q < rows; q++) {
+        wait_copies<AHEAD - 1>();
+        __syncwarp();  // the row's input is there, and all have read what the next copy replaces
+        copy_new(q + AHEAD);
+        compute(q);
+      }
+      wait_copies<0>();
+    } else {
+      Held held[NEW_ROWS];
+      auto load_new = [&](int q) {
+#pragma unroll
+        for (int i = 0; i < NEW_ROWS; i++) {
+          load_row(first_new(q) + i, held[i]);
+        }
+      };
+      auto keep_new = [&](int q) {
+#pragma unroll
+        for (int i = 0; i < NEW_ROWS; i++) {
+          keep_row(first_new(q) + i, held[i]);
+        }
+      };
+#pragma unroll
+      for (int row = 0; row < SPAN - NEW_ROWS; row++) {
+        load_row(row, held[0]);
+        keep_row(row, held[0]);
+      }
+      load_new(0);
+      keep_new(0);
+      load_new(1);
+      for (int q = 0; q < rows; q++) {
+        __syncwarp();  // the row's input is there; all have read what is replaced next
+        keep_new(q + 1);
+        load_new(q + 2);
+        compute(q);
+      }
+    }
+    __syncwarp();  // all have read the ring
+  }
+}
