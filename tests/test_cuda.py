@@ -936,11 +936,13 @@ ROWS: list[tuple[str, str, Config]] = [
             32,
             16,
             8,
-            "conv2d bf16 n1 c12 h13 w39 k10 r3 s2 stride2,1 pad1,0,2,1 dil2,1 groups2 nhwc residual",
+            "conv2d bf16 n1 c12 h13 w39 k10 r3 s2 stride2,1 pad1,0,2,1 dil2,1 groups2 nhwc "
+            "residual",
         ),
         # channels first, in pairs of pixels and one by one
         (64, 32, 4, "conv2d f16 n1 c3 h20 w46 k20 r3 s3 pad1 bias residual act:silu"),
         (32, 16, 4, "conv2d f32 n2 c3 h10 w41 k33 r3 s3 pad1 residual tf32"),
+        (32, 16, 4, "conv2d f32 n1 c5 h9 w68 k17 r3 s2 stride1,2 pad1,0,3,0 bias tf32"),
         (32, 16, 2, "conv2d f16 n3 c5 h2 w3 k1 r1 s1 bias"),
         # phases of one to four taps, and of four
         (

@@ -108,6 +108,8 @@ class DirectMma(CudaAlgorithm):
             STEP_W=_tap_step(phase.w),
             RING=tile.ring,
             COPY_BYTES=_copy_bytes(p),
+            WIDE=_wide(p),
+            LEAD=_lead(p, phase),
             CHANNELS_LAST=_last(p),
             OUT_VECTOR=out_vector(p, rectangles=True),
             THREADS=32 * WARPS,
@@ -129,7 +131,7 @@ class DirectMma(CudaAlgorithm):
                 in_h=p.h,
                 in_w=p.w,
                 first_h=first_offset(phase.h),
-                first_w=first_offset(phase.w),
+                first_w=first_offset(phase.w) - _lead(p, phase),
                 x_g=x.x_g,
                 x_n=x.strides.x_n,
                 x_c=x.strides.x_c,
@@ -243,6 +245,16 @@ def _copy_bytes(p: ConvProblem) -> int:
     return next((size for size in (16, 8) if p.c_group * p.itemsize % size == 0), 0)
 
 
+def _wide(p: ConvProblem) -> int:
+    """Pixels that one load brings where they lie side by side, and no row begins between two."""
+    return 1 if _last(p) or p.w % 2 else 2
+
+
+def _lead(p: ConvProblem, phase: Phase) -> int:
+    """Pixels before the first that a strip needs, so that its loads are aligned."""
+    return first_offset(phase.w) % _wide(p)
+
+
 def _pitch(p: ConvProblem, phase: Phase) -> int:
     """Bytes from one pixel to the next, such that four pixels of which a product reads 32 bytes
     each lie on different banks."""
@@ -263,9 +275,9 @@ def _tap_step(axis: Axis) -> int:
     return abs(axis.offset_step) or 1
 
 
-def _columns(phase: Phase, tile: Tile) -> int:
+def _columns(p: ConvProblem, phase: Phase, tile: Tile) -> int:
     """Of the input of a strip."""
-    return (tile.w - 1) * phase.w.in_stride + span(phase.w)
+    return align(_lead(p, phase) + (tile.w - 1) * phase.w.in_stride + span(phase.w), _wide(p))
 
 
 def _products(p: ConvProblem, phase: Phase) -> int:
@@ -281,7 +293,7 @@ def _least_ring(p: ConvProblem) -> int:
 
 def _shared_bytes(p: ConvProblem, phase: Phase, tile: Tile) -> int:
     # The last product of a row reads past its end.
-    ring = align(tile.ring * _columns(phase, tile) * _pitch(p, phase) + 32, 16)
+    ring = align(tile.ring * _columns(p, phase, tile) * _pitch(p, phase) + 32, 16)
     staged = 0 if _last(p) else tile.m * (tile.w * p.itemsize + 16)
     # The filters lie there before they are in registers.
     fragments = len(phase.h.taps) * _products(p, phase) * tile.m * 32
@@ -293,7 +305,9 @@ def _registers(p: ConvProblem, phase: Phase, tile: Tile) -> int:
     octets, filter_octets = tile.w // 8, tile.m // 8
     filters = 2 * len(phase.h.taps) * _products(p, phase) * filter_octets
     sums = 2 * octets * filter_octets
-    items = ceil_div(_columns(phase, tile) * _channels(p) * p.itemsize, 32 * (_copy_bytes(p) or 8))
+    items = ceil_div(
+        _columns(p, phase, tile) * _channels(p) * p.itemsize, 32 * (_copy_bytes(p) or 8)
+    )
     held = 0
     if not _copy_bytes(p):
         held = items * 8 // p.itemsize * min(phase.h.in_stride, span(phase.h))

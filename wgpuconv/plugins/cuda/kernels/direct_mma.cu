@@ -28,6 +28,8 @@ constexpr int STEP_H = 1;  // input rows and columns from one tap to the next
 constexpr int STEP_W = 1;
 constexpr int RING = 8;         // rows, a power of two
 constexpr int COPY_BYTES = 16;  // 8, or 0: through registers
+constexpr int WIDE = 1;  // pixels that are loaded at once: side by side, and aligned
+constexpr int LEAD = 0;  // pixels before the first tap's, so that they are
 constexpr bool CHANNELS_LAST = true;  // the output's order
 constexpr int OUT_VECTOR = 8;  // elements of one store
 constexpr Activation ACTIVATION = Activation::identity;
@@ -46,7 +48,7 @@ struct Params {
   int q_w;
   int in_h;
   int in_w;
-  int first_h;  // input pixels from an output pixel's place to the first that any tap needs
+  int first_h;  // input pixels from an output pixel's place to the first that its strip loads
   int first_w;
   int x_g;  // strides of the input over groups, images, channels, rows, columns
   int x_n;
@@ -78,7 +80,8 @@ constexpr int PIXEL_BYTES = CHANNELS * BYTES;
 static_assert(PIXEL_BYTES % 8 == 0 && PIXEL_BYTES <= PITCH, "zeros behind the channels");
 static_assert((RING & (RING - 1)) == 0, "a power of two");
 
-constexpr int COLUMNS = (TILE_W - 1) * STRIDE_W + (S - 1) * STEP_W + 1;  // of a strip's input
+constexpr int NEEDED = LEAD + (TILE_W - 1) * STRIDE_W + (S - 1) * STEP_W + 1;
+constexpr int COLUMNS = (NEEDED + WIDE - 1) / WIDE * WIDE;  // of a strip's input
 constexpr int ROW_BYTES = COLUMNS * PITCH;
 constexpr int SPAN = (R - 1) * STEP_H + 1;  // rows that one output row needs
 constexpr int NEW_ROWS = STRIDE_H < SPAN ? STRIDE_H : SPAN;  // of them, those that the row before did not
@@ -91,7 +94,8 @@ constexpr int FILTER_OCTETS = TILE_M / 8;
 // What is copied or loaded of a row: ITEMS for each lane, of the last of which there may be none.
 constexpr int ITEM_BYTES = COPY_BYTES ? COPY_BYTES : 8;
 constexpr int PIXEL_ITEMS = PIXEL_BYTES / ITEM_BYTES;
-constexpr int ROW_ITEMS = COLUMNS * PIXEL_ITEMS;
+constexpr int LOADS = COLUMNS / WIDE;  // along a row
+constexpr int ROW_ITEMS = LOADS * PIXEL_ITEMS;
 constexpr int ITEMS = (ROW_ITEMS + 31) / 32;
 constexpr int ELEMENTS = ITEM_BYTES / BYTES;
 
@@ -102,8 +106,8 @@ struct Item {
   bool exists;
 
   __device__ Item(int i, int lane)
-      : column(COPY_BYTES ? (i * 32 + lane) / PIXEL_ITEMS : (i * 32 + lane) % COLUMNS),
-        chunk(COPY_BYTES ? (i * 32 + lane) % PIXEL_ITEMS : (i * 32 + lane) / COLUMNS),
+      : column(COPY_BYTES ? (i * 32 + lane) / PIXEL_ITEMS : (i * 32 + lane) % LOADS * WIDE),
+        chunk(COPY_BYTES ? (i * 32 + lane) % PIXEL_ITEMS : (i * 32 + lane) / LOADS),
         exists((i + 1) * 32 <= ROW_ITEMS || i * 32 + lane < ROW_ITEMS) {}
 
   __device__ int place() const { return column * PITCH + chunk * ITEM_BYTES; }
@@ -389,7 +393,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         }
       }
     };
-    using Held = Vector<ELEMENTS>[ITEMS];
+    using Held = Vector<WIDE>[ITEMS][ELEMENTS];
     auto load_row = [&](int row, Held& held) {
       const bool row_inside = inside(row);
       const Scalar* from = image + (row_inside ? (top + row) * params.x_h : 0);
@@ -400,8 +404,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         for (int e = 0; e < ELEMENTS; e++) {
           const bool valid = row_inside && origins[i] >= 0 && item.exists &&
                              item.chunk * ELEMENTS + e < params.c_group;
-          held[i].each[e] =
-              valid ? from[origins[i] + e * params.x_c] : from_float<Scalar>(0.0f);
+          held[i][e] = valid ? *reinterpret_cast<const Vector<WIDE>*>(from + origins[i] +
+                                                                      e * params.x_c)
+                             : Vector<WIDE>{};
         }
       }
     };
@@ -410,8 +415,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
       for (int i = 0; i < ITEMS; i++) {
         const Item item(i, lane);
         if (item.exists) {
-          *reinterpret_cast<Vector<ELEMENTS>*>(ring + (row & (RING - 1)) * ROW_BYTES + item.place()) =
-              held[i];
+#pragma unroll
+          for (int pixel = 0; pixel < WIDE; pixel++) {
+            Vector<ELEMENTS> channels;
+#pragma unroll
+            for (int e = 0; e < ELEMENTS; e++) {
+              channels.each[e] = held[i][e].each[pixel];
+            }
+            *reinterpret_cast<Vector<ELEMENTS>*>(ring + (row & (RING - 1)) * ROW_BYTES +
+                                                 item.place() + pixel * PITCH) = channels;
+          }
         }
       }
     };
@@ -427,7 +440,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 #pragma unroll
       for (int r = 0; r < R; r++) {
         const unsigned char* from =
-            ring + ((q * STRIDE_H + r * STEP_H) & (RING - 1)) * ROW_BYTES + eighth * (STRIDE_W * PITCH);
+            ring + ((q * STRIDE_H + r * STEP_H) & (RING - 1)) * ROW_BYTES +
+            (eighth * STRIDE_W + LEAD) * PITCH;
 #pragma unroll
         for (int i = 0; i < PRODUCTS; i++) {
           uint2 pixels[OCTETS];
