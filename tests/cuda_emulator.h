@@ -457,6 +457,14 @@ inline unsigned shared_address(const void* pointer) {
   return static_cast<const unsigned char*>(pointer) - emulator::block->shared.data();
 }
 
+template <typename T>
+T load_or_zero(const T* from, bool valid) {
+  if (valid) {
+    emulator::check_source(reinterpret_cast<const char*>(from), sizeof(T), sizeof(T));
+  }
+  return valid ? *from : T{};
+}
+
 template <int BYTES, bool CACHED = BYTES != 16>
 void copy_async(unsigned to, const void* from, bool valid) {
   static_assert(BYTES == 4 || BYTES == 8 || BYTES == 16);

@@ -924,7 +924,7 @@ ROWS: list[tuple[str, str, Config]] = [
     for w, m, ring, text in [
         # copied: filters past the end, two strips a warp, the last of a row not whole
         (32, 16, 8, "conv2d f16 n21 c16 h6 w70 k13 r3 s3 pad1 nhwc bias residual act:relu"),
-        (64, 8, 4, "conv2d f32 n5 c2 h21 w50 k3 r2 s2 nhwc bias tf32"),
+        (64, 16, 4, "conv2d f32 n5 c2 h21 w50 k3 r2 s2 nhwc bias tf32"),
         # pixels that lie apart, of which a product takes a part; a stride beyond the taps
         (32, 32, 16, "conv2d bf16 n1 c32 h23 w39 k40 r3 s3 stride2 pad1 dil2 nhwc bias act:silu"),
         (32, 16, 8, "conv2d f16 n1 c8 h19 w49 k2 r2 s2 stride3 nhwc"),
@@ -1093,7 +1093,7 @@ def test_the_emulator_notices_what_is_missing(
             ": swizzled_matrix(b)",
         ),
         # what a row misses, or has too much
-        ("direct_mma", "c3 h10 w41", "past_the_taps(i, quarter)", "false"),
+        ("direct_mma", "c3 h10 w41", "past_the_taps(i, lane % 4)", "false"),
         (
             "direct_mma",
             "c20 h13 w39",

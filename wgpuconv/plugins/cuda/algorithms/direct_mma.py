@@ -23,7 +23,7 @@ from .mma import SHARED_OF_CORE, out_vector, refuse_float32, refuse_turing
 WARPS = 4
 """Of a block; they share nothing but their start."""
 WIDTHS = (32, 64)
-FILTERS = (8, 16, 32, 64)
+FILTERS = (16, 32, 64)
 MOST_REGISTERS = 255
 """That a thread may have."""
 MOST_BLOCKS = 8
@@ -65,12 +65,10 @@ class DirectMma(CudaAlgorithm):
 
     def configs(self, problem: ConvProblem, facts: Facts) -> list[Config]:
         p = problem
-        # The rows of a product, which are 16, are filters if the output has its channels first.
-        least = 8 if p.k_group <= 8 and _last(p) else 16
         return [
             _tile_config(tile)
             for m in FILTERS
-            if least <= m < 2 * max(p.k_group, least)
+            if m < 2 * max(p.k_group, 16)
             for w in WIDTHS
             if w < 2 * max(p.out_w, 32)
             for more in (1, 2)
@@ -98,7 +96,7 @@ class DirectMma(CudaAlgorithm):
             p.dtype,
             TILE_W=tile.w,
             TILE_M=tile.m,
-            CHANNELS=_channels(p),
+            C=p.c_group,
             PITCH=_pitch(p, phase),
             R=len(phase.h.taps),
             S=len(phase.w.taps),
@@ -143,7 +141,6 @@ class DirectMma(CudaAlgorithm):
                 w_c=taps * (p.k_group if p.transposed else 1),
                 w_r=h[1] * p.s,
                 w_s=w[1],
-                c_group=p.c_group,
                 **output_params(p, phase),
                 m_tiles=ceil_div(p.k_group, tile.m),
                 **activation_params(p),
@@ -302,17 +299,16 @@ def _shared_bytes(p: ConvProblem, phase: Phase, tile: Tile) -> int:
 
 def _registers(p: ConvProblem, phase: Phase, tile: Tile) -> int:
     """Of a thread, as far as the arrays that it holds tell."""
-    octets, filter_octets = tile.w // 8, tile.m // 8
-    filters = 2 * len(phase.h.taps) * _products(p, phase) * filter_octets
-    sums = 2 * octets * filter_octets
+    filters = len(phase.h.taps) * _products(p, phase) * tile.m // 4
+    sums = tile.w // 8 * tile.m // 4
     items = ceil_div(
-        _columns(p, phase, tile) * _channels(p) * p.itemsize, 32 * (_copy_bytes(p) or 8)
+        _columns(p, phase, tile) * _channels(p) * p.itemsize,
+        32 * (_copy_bytes(p) or 8 * _wide(p)),
     )
     held = 0
     if not _copy_bytes(p):
         held = items * 8 // p.itemsize * min(phase.h.in_stride, span(phase.h))
-    biases = 2 * filter_octets if _last(p) else filter_octets
-    return filters + sums + 2 * octets + items + held + biases + 40
+    return filters + sums + tile.w // 4 + items + held + tile.m // 8 + 40
 
 
 def _blocks(p: ConvProblem, phase: Phase, tile: Tile, facts: Facts) -> int:

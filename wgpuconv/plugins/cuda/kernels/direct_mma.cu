@@ -7,10 +7,11 @@
 // rows ahead. Where they lie as the ring wants them, they are copied (COPY_BYTES at a time), else
 // they come through registers, with zeros behind the channels; so inputs of either layout do.
 //
-// One product takes 32 bytes along (s, c): taps of few channels share it. Since any order of the
-// products will do as long as both operands have it, a lane takes 8 neighbouring bytes of a pixel,
-// where ldmatrix would give it two times 4. Likewise neighbouring columns of the product need not be
-// neighbouring filters: a lane's are, so that it stores up to 16 bytes of a pixel at once.
+// Filters are the rows of a product, pixels its columns; it takes 32 bytes along (s, c), so taps of
+// few channels share it. Any order of what is multiplied will do as long as both operands have it:
+// a lane takes 8 neighbouring bytes of a pixel, where ldmatrix would give it two times 4. Likewise
+// the rows need not be neighbouring filters: a lane's are, so that it stores up to 16 bytes of a
+// pixel at once.
 
 #include "ptx.cuh"
 #include "activations.cuh"
@@ -18,8 +19,8 @@
 using Scalar = Half;
 constexpr int TILE_W = 32;
 constexpr int TILE_M = 16;
-constexpr int CHANNELS = 16;  // of a group, and zeros up to a multiple of 8 bytes
-constexpr int PITCH = 32;     // bytes from one pixel of the ring to the next
+constexpr int C = 16;      // channels of a group
+constexpr int PITCH = 32;  // bytes from one pixel of the ring to the next
 constexpr int R = 3;
 constexpr int S = 3;
 constexpr int STRIDE_H = 1;
@@ -67,7 +68,6 @@ struct Params {
   int y_m;
   int y_h;
   int y_w;
-  int c_group;
   int m;  // filters of a group
   int m_tiles;
   float act_a;
@@ -76,8 +76,9 @@ struct Params {
 
 constexpr int BYTES = sizeof(Scalar);
 constexpr int WARPS = THREADS / 32;
-constexpr int PIXEL_BYTES = CHANNELS * BYTES;
-static_assert(PIXEL_BYTES % 8 == 0 && PIXEL_BYTES <= PITCH, "zeros behind the channels");
+constexpr int PIXEL_BYTES = (C * BYTES + 7) / 8 * 8;  // zeros behind the channels included
+constexpr int CHANNELS = PIXEL_BYTES / BYTES;
+static_assert(PITCH % 8 == 0 && PIXEL_BYTES <= PITCH, "pixels find room");
 static_assert((RING & (RING - 1)) == 0, "a power of two");
 
 constexpr int NEEDED = LEAD + (TILE_W - 1) * STRIDE_W + (S - 1) * STEP_W + 1;
@@ -89,7 +90,7 @@ constexpr int AHEAD = (RING - SPAN) / STRIDE_H;  // output rows whose input is o
 static_assert(AHEAD > 0, "the next row's input finds room");
 constexpr int PRODUCTS = (S * PIXEL_BYTES + 31) / 32;  // of a row of taps
 constexpr int OCTETS = TILE_W / 8;
-constexpr int FILTER_OCTETS = TILE_M / 8;
+constexpr int ROW_TILES = TILE_M / 16;  // of filters
 
 // What is copied or loaded of a row: ITEMS for each lane, of the last of which there may be none.
 constexpr int ITEM_BYTES = COPY_BYTES ? COPY_BYTES : 8;
@@ -114,15 +115,14 @@ struct Item {
 };
 
 // A lane's filters lie side by side in runs of as many as fit into 16 bytes, or fewer.
-constexpr int RUN_OCTETS = FILTER_OCTETS < 8 / BYTES ? FILTER_OCTETS : 8 / BYTES;
-constexpr int RUN = 2 * RUN_OCTETS;
-constexpr int RUNS = FILTER_OCTETS / RUN_OCTETS;
+constexpr int FILTERS = TILE_M / 8;
+constexpr int RUN = FILTERS < 16 / BYTES ? FILTERS : 16 / BYTES;
 
 // Rows of filters of the output's tile, where it goes out with its channels first.
 constexpr int STAGED_PITCH = TILE_W + 16 / BYTES;
 constexpr int RING_BYTES = (RING * ROW_BYTES + 32 + 15) / 16 * 16;  // with what a last product reads
 constexpr int WARP_BYTES = RING_BYTES + (CHANNELS_LAST ? 0 : TILE_M * STAGED_PITCH * BYTES);
-constexpr int FRAGMENT_BYTES = R * PRODUCTS * FILTER_OCTETS * 32 * 8;
+constexpr int FRAGMENT_BYTES = R * PRODUCTS * ROW_TILES * 32 * 16;
 static_assert(SHARED_BYTES >= WARPS * WARP_BYTES && SHARED_BYTES >= FRAGMENT_BYTES,
               "the host asks for enough");
 
@@ -152,27 +152,48 @@ __device__ inline uint2 rounded(uint2 v) {
   return v;
 }
 
-// Where an element of filter m stands among the fragments: for each row of taps, product and octet
-// of filters 8 bytes of each lane. `k` counts along (s, c).
-__device__ inline int fragment_place(int m, int r, int k) {
-  const int run = m / RUN % 4;
-  const int column = CHANNELS_LAST ? run * 2 + m % 2 : m % 8;
-  const int octet = CHANNELS_LAST ? m / (4 * RUN) * RUN_OCTETS + m % RUN / 2 : m / 8;
-  const int product = k * BYTES / 32;
-  const int lane = column * 4 + k * BYTES % 32 / 8;
-  return (((r * PRODUCTS + product) * FILTER_OCTETS + octet) * 32 + lane) * (8 / BYTES) +
-         k % (8 / BYTES);
-}
+// An element of a tile's filters, in the order of a convolution's weight.
+struct FilterElement {
+  int m, c, r, s;
 
-// Sums of pixels (rows) by filters, or of filters (rows) by pixels.
-constexpr int SUM_ROWS = (CHANNELS_LAST ? OCTETS : FILTER_OCTETS) / 2;
-constexpr int SUM_COLUMNS = CHANNELS_LAST ? FILTER_OCTETS : OCTETS;
-static_assert(SUM_ROWS > 0, "a product has 16 rows");
+  __device__ explicit FilterElement(int i)
+      : m(i / (C * R * S)), c(i / (R * S) % C), r(i / S % R), s(i % S) {}
+
+  // Where it stands among the fragments: for each row of taps, product and 16 filters there are 16
+  // bytes of each lane, 4 of its first filter and 4 of its second, then 4 more of each.
+  __device__ int place() const {
+    const int eighth = CHANNELS_LAST ? m / RUN % 8 : m % 8;
+    const int filter = CHANNELS_LAST ? m / (8 * RUN) * RUN + m % RUN : m / 8;  // of the lane's
+    const int at = (s * CHANNELS + c) * BYTES;  // along (s, c)
+    const int fragment = (r * PRODUCTS + at / 32) * ROW_TILES + filter / 2;
+    const int lane = eighth * 4 + at % 32 / 8;
+    return ((fragment * 32 + lane) * 16 + at % 8 / 4 * 8 + filter % 2 * 4 + at % 4) / BYTES;
+  }
+};
+
+// The lane's filters, of those of the tile.
+__device__ inline int filter_of(int i, int eighth) {
+  return CHANNELS_LAST ? i / RUN * (8 * RUN) + eighth * RUN + i % RUN : i * 8 + eighth;
+}
 
 template <int COUNT>
 struct alignas(COUNT * BYTES) Vector {
   Scalar each[COUNT];
 };
+
+// One pixel's 8 bytes of channels, of loads of several pixels of a channel each.
+template <int ELEMENTS_, int PIXELS>
+__device__ inline uint2 channels_of(const Vector<PIXELS> (&held)[ELEMENTS_], int pixel) {
+  uint2 words;
+  if constexpr (BYTES == 4) {
+    words.x = __float_as_uint(held[0].each[pixel]);
+    words.y = __float_as_uint(held[1].each[pixel]);
+  } else {
+    words.x = held[0].each[pixel].bits | held[1].each[pixel].bits << 16;
+    words.y = held[2].each[pixel].bits | held[3].each[pixel].bits << 16;
+  }
+  return words;
+}
 
 template <int COUNT>
 __device__ inline Vector<COUNT> activated(const float (&v)[COUNT], const Params& params) {
@@ -189,51 +210,28 @@ __device__ inline Vector<COUNT> activated(const float (&v)[COUNT], const Params&
   return to;
 }
 
-// acc += a * b, octets of both. The products' rows are those of two octets.
-template <int A, int B>
-__device__ inline void add_products(float (&acc)[A / 2][B][4], const uint2 (&a)[A],
-                                    const uint2 (&b)[B]) {
-#pragma unroll
-  for (int i = 0; i < A / 2; i++) {
-    const unsigned rows[4] = {a[2 * i].x, a[2 * i + 1].x, a[2 * i].y, a[2 * i + 1].y};
-#pragma unroll
-    for (int j = 0; j < B; j++) {
-      multiply_add<Scalar>(acc[i][j], rows, b[j].x, b[j].y);
-    }
-  }
-}
+// Of filters 16 i + lane / 4 (elements 0 and 1) and 8 more (2 and 3), the pixels 8 j + lane % 4 * 2
+// and one more; which filters these are is filter_of's choice.
+using Sums = float[ROW_TILES][OCTETS][4];
 
-template <bool FIRST, typename T, typename U>
-__device__ inline auto& first_if(T& first, U& second) {
-  if constexpr (FIRST) {
-    return first;
-  } else {
-    return second;
-  }
-}
-
-constexpr int BIASES = CHANNELS_LAST ? RUNS * RUN : FILTER_OCTETS;  // a lane's filters
-
-// Bias, residual, activation and the way out of the sums of a row, pixels by filters. `place` is that
-// of the strip's first pixel.
-template <int A, int B>
-__device__ inline void store_pixels(const float (&acc)[A][B][4],
-                                    const float (&biases)[BIASES], int columns, int m0, int place,
-                                    int lane, const Params& params, const Scalar* residual,
-                                    Scalar* y) {
+// Bias, residual, activation and the way out of a row. `place` is that of the strip's first pixel.
+__device__ inline void store_pixels(const Sums& acc, const float (&biases)[FILTERS], int columns,
+                                    int m0, int place, int lane, const Params& params,
+                                    const Scalar* residual, Scalar* y) {
   constexpr int VECTOR = OUT_VECTOR < RUN ? OUT_VECTOR : RUN;
 #pragma unroll
-  for (int octet = 0; octet < OCTETS; octet++) {
-    const int column = octet * 8 + lane / 4;
+  for (int pixel = 0; pixel < 2 * OCTETS; pixel++) {
+    const int column = pixel / 2 * 8 + lane % 4 * 2 + pixel % 2;
 #pragma unroll
-    for (int first = 0; first < RUNS * RUN; first += VECTOR) {
-      const int m = m0 + (first / RUN * 4 + lane % 4) * RUN + first % RUN;
+    for (int first = 0; first < FILTERS; first += VECTOR) {
+      const int m = m0 + filter_of(first, lane / 4);
       if (column < columns && m < params.m) {
         const int at = place + column * params.y_w + m * params.y_m;
         float v[VECTOR];
 #pragma unroll
         for (int e = 0; e < VECTOR; e++) {
-          v[e] = acc[octet / 2][(first + e) / 2][octet % 2 * 2 + (first + e) % 2] + biases[first + e];
+          const int i = first + e;
+          v[e] = acc[i / 2][pixel / 2][i % 2 * 2 + pixel % 2] + biases[i];
         }
         if constexpr (RESIDUAL) {
           const auto more = *reinterpret_cast<const Vector<VECTOR>*>(residual + at);
@@ -248,13 +246,10 @@ __device__ inline void store_pixels(const float (&acc)[A][B][4],
   }
 }
 
-// The same for filters by pixels, through shared memory, so that neighbouring lanes store
-// neighbouring pixels.
-template <int A, int B>
-__device__ inline void store_filters(const float (&acc)[A][B][4],
-                                     const float (&biases)[BIASES], int columns, int m0, int place,
-                                     int lane, const Params& params, Scalar* staged,
-                                     const Scalar* residual, Scalar* y) {
+// The same through shared memory, so that neighbouring lanes store neighbouring pixels.
+__device__ inline void store_filters(const Sums& acc, const float (&biases)[FILTERS], int columns,
+                                     int m0, int place, int lane, const Params& params,
+                                     Scalar* staged, const Scalar* residual, Scalar* y) {
   using Run = Vector<OUT_VECTOR>;
   auto each_run = [&](auto action) {
     constexpr int RUNS_OF_ROW = TILE_W / OUT_VECTOR;
@@ -275,15 +270,15 @@ __device__ inline void store_filters(const float (&acc)[A][B][4],
     });
   }
 #pragma unroll
-  for (int octet = 0; octet < FILTER_OCTETS; octet++) {
-    Scalar* row = staged + (octet * 8 + lane / 4) * STAGED_PITCH + lane % 4 * 2;
+  for (int i = 0; i < FILTERS; i++) {
+    Scalar* row = staged + filter_of(i, lane / 4) * STAGED_PITCH + lane % 4 * 2;
 #pragma unroll
     for (int j = 0; j < OCTETS; j++) {
       auto& pair = *reinterpret_cast<Vector<2>*>(row + j * 8);
       float v[2];
 #pragma unroll
       for (int e = 0; e < 2; e++) {
-        v[e] = acc[octet / 2][j][octet % 2 * 2 + e] + biases[octet];
+        v[e] = acc[i / 2][j][i % 2 * 2 + e] + biases[i];
         if constexpr (RESIDUAL) {
           v[e] += to_float(pair.each[e]);
         }
@@ -305,8 +300,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   const int thread = threadIdx.x;
   const int warp = thread / 32;
   const int lane = thread % 32;
-  const int eighth = lane / 4;  // the lane's pixel or filter of an octet
-  const int quarter = lane % 4;
   int block = blockIdx.x;
   const int worker = block % params.workers;
   block /= params.workers;
@@ -320,38 +313,38 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     fragments[i] = uint4{0, 0, 0, 0};
   }
   __syncthreads();  // what is missing to whole products is zeros
-#pragma unroll 8
-  for (int i = thread; i < TILE_M * CHANNELS * R * S; i += THREADS) {
-    const int s = i % S;
-    const int r = i / S % R;
-    const int c = i / (R * S) % CHANNELS;
-    const int m = i / (R * S * CHANNELS);
-    if (c < params.c_group && m0 + m < params.m) {
-      reinterpret_cast<Scalar*>(fragments)[fragment_place(m, r, s * CHANNELS + c)] = as_operand(
-          weight[params.w_first + group * params.w_g + (m0 + m) * params.w_m + c * params.w_c +
-                 r * params.w_r + s * params.w_s]);
+  const Scalar* weight_of_group = weight + (params.w_first + group * params.w_g);
+  constexpr int BATCH = 8;  // loads on their way at once
+  for (int first = thread; first < TILE_M * C * R * S; first += BATCH * THREADS) {
+    Scalar v[BATCH];
+#pragma unroll
+    for (int i = 0; i < BATCH; i++) {
+      const FilterElement e(first + i * THREADS);
+      v[i] = load_or_zero(weight_of_group + (m0 + e.m) * params.w_m + e.c * params.w_c +
+                              e.r * params.w_r + e.s * params.w_s,
+                          e.m < TILE_M && m0 + e.m < params.m);
     }
-  }
-  __syncthreads();  // the fragments are complete
-  uint2 filters[R][PRODUCTS][FILTER_OCTETS];
 #pragma unroll
-  for (int r = 0; r < R; r++) {
-#pragma unroll
-    for (int i = 0; i < PRODUCTS; i++) {
-#pragma unroll
-      for (int j = 0; j < FILTER_OCTETS; j++) {
-        filters[r][i][j] = reinterpret_cast<const uint2*>(
-            fragments)[((r * PRODUCTS + i) * FILTER_OCTETS + j) * 32 + lane];
+    for (int i = 0; i < BATCH; i++) {
+      const FilterElement e(first + i * THREADS);
+      if (e.m < TILE_M) {
+        reinterpret_cast<Scalar*>(fragments)[e.place()] = as_operand(v[i]);
       }
     }
   }
-  __syncthreads();  // all have read them, and the rings take their place
-  float biases[BIASES];
+  __syncthreads();  // the fragments are complete
+  unsigned filters[R][PRODUCTS][ROW_TILES][4];
 #pragma unroll
-  for (int i = 0; i < BIASES; i++) {
-    const int m = m0 + (CHANNELS_LAST ? i / RUN * 4 * RUN + quarter * RUN + i % RUN
-                                      : i * 8 + eighth);
-    biases[i] = to_float(bias[group * params.m + min(m, params.m - 1)]);
+  for (int i = 0; i < R * PRODUCTS * ROW_TILES; i++) {
+    *reinterpret_cast<uint4*>(filters[i / ROW_TILES / PRODUCTS][i / ROW_TILES % PRODUCTS]
+                                     [i % ROW_TILES]) = fragments[i * 32 + lane];
+  }
+  __syncthreads();  // all have read them, and the rings take their place
+  float biases[FILTERS];
+#pragma unroll
+  for (int i = 0; i < FILTERS; i++) {
+    const int m = min(m0 + filter_of(i, lane / 4), params.m - 1);
+    biases[i] = to_float(bias[group * params.m + m]);
   }
 
   unsigned char* ring = shared_memory() + warp * WARP_BYTES;
@@ -374,7 +367,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     for (int i = 0; i < ITEMS; i++) {
       const Item item(i, lane);
       const int w = first_w * STRIDE_W + params.first_w + item.column;
-      const bool inside = static_cast<unsigned>(w) < static_cast<unsigned>(params.in_w);
+      const bool inside =
+          item.exists && static_cast<unsigned>(w) < static_cast<unsigned>(params.in_w);
       origins[i] = inside ? w * params.x_w + item.chunk * ELEMENTS * params.x_c : -1;
     }
     auto inside = [&](int row) -> bool {
@@ -396,17 +390,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     using Held = Vector<WIDE>[ITEMS][ELEMENTS];
     auto load_row = [&](int row, Held& held) {
       const bool row_inside = inside(row);
-      const Scalar* from = image + (row_inside ? (top + row) * params.x_h : 0);
+      const int row_at = (top + row) * params.x_h;
 #pragma unroll
       for (int i = 0; i < ITEMS; i++) {
         const Item item(i, lane);
+        const bool valid = row_inside && origins[i] >= 0;
 #pragma unroll
         for (int e = 0; e < ELEMENTS; e++) {
-          const bool valid = row_inside && origins[i] >= 0 && item.exists &&
-                             item.chunk * ELEMENTS + e < params.c_group;
-          held[i][e] = valid ? *reinterpret_cast<const Vector<WIDE>*>(from + origins[i] +
-                                                                      e * params.x_c)
-                             : Vector<WIDE>{};
+          const int at = row_at + origins[i] + e * params.x_c;
+          held[i][e] = load_or_zero(reinterpret_cast<const Vector<WIDE>*>(image + at),
+                                    valid && item.chunk * ELEMENTS + e < C);
         }
       }
     };
@@ -415,15 +408,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
       for (int i = 0; i < ITEMS; i++) {
         const Item item(i, lane);
         if (item.exists) {
+          unsigned char* to = ring + (row & (RING - 1)) * ROW_BYTES + item.place();
 #pragma unroll
           for (int pixel = 0; pixel < WIDE; pixel++) {
-            Vector<ELEMENTS> channels;
-#pragma unroll
-            for (int e = 0; e < ELEMENTS; e++) {
-              channels.each[e] = held[i][e].each[pixel];
-            }
-            *reinterpret_cast<Vector<ELEMENTS>*>(ring + (row & (RING - 1)) * ROW_BYTES +
-                                                 item.place() + pixel * PITCH) = channels;
+            *reinterpret_cast<uint2*>(to + pixel * PITCH) = channels_of(held[i], pixel);
           }
         }
       }
@@ -436,23 +424,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     const int first_place = params.y_base + group * params.y_g + n * params.y_n +
                             first_h * params.y_h + first_w * params.y_w;
     auto compute = [&](int q) {
-      float acc[SUM_ROWS][SUM_COLUMNS][4] = {};
+      Sums acc = {};
 #pragma unroll
       for (int r = 0; r < R; r++) {
-        const unsigned char* from =
-            ring + ((q * STRIDE_H + r * STEP_H) & (RING - 1)) * ROW_BYTES +
-            (eighth * STRIDE_W + LEAD) * PITCH;
+        const unsigned char* from = ring + ((q * STRIDE_H + r * STEP_H) & (RING - 1)) * ROW_BYTES +
+                                    (lane / 4 * STRIDE_W + LEAD) * PITCH;
 #pragma unroll
         for (int i = 0; i < PRODUCTS; i++) {
-          uint2 pixels[OCTETS];
 #pragma unroll
-          for (int o = 0; o < OCTETS; o++) {
-            pixels[o] = *reinterpret_cast<const uint2*>(from + o * (8 * STRIDE_W * PITCH) +
-                                                        tap_bytes(i, quarter));
-            pixels[o] = past_the_taps(i, quarter) ? uint2{0, 0} : rounded(pixels[o]);
+          for (int j = 0; j < OCTETS; j++) {
+            const auto pixel = *reinterpret_cast<const uint2*>(from + j * (8 * STRIDE_W * PITCH) +
+                                                               tap_bytes(i, lane % 4));
+            const uint2 b = past_the_taps(i, lane % 4) ? uint2{0, 0} : rounded(pixel);
+#pragma unroll
+            for (int k = 0; k < ROW_TILES; k++) {
+              multiply_add<Scalar>(acc[k][j], filters[r][i][k], b.x, b.y);
+            }
           }
-          add_products(acc, first_if<CHANNELS_LAST>(pixels, filters[r][i]),
-                       first_if<!CHANNELS_LAST>(pixels, filters[r][i]));
         }
       }
       const int place = first_place + q * params.y_h;

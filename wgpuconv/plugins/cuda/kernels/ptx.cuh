@@ -112,6 +112,36 @@ __device__ inline void let_next_start() {
 #endif
 }
 
+// ---- global memory ----
+
+// What lies there, 2, 4 or 8 bytes that nobody writes meanwhile, or zeros if it is not valid. There
+// is no branch, so that several of these wait together.
+template <typename T>
+__device__ inline T load_or_zero(const T* from, bool valid) {
+  T v;
+  if constexpr (sizeof(T) == 2) {
+    unsigned short bits;
+    asm("{.reg .pred p; setp.ne.b32 p, %2, 0; mov.b16 %0, 0; @p ld.global.nc.b16 %0, [%1];}"
+        : "=h"(bits)
+        : "l"(from), "r"(static_cast<int>(valid)));
+    *reinterpret_cast<unsigned short*>(&v) = bits;
+  } else if constexpr (sizeof(T) == 4) {
+    unsigned bits;
+    asm("{.reg .pred p; setp.ne.b32 p, %2, 0; mov.b32 %0, 0; @p ld.global.nc.b32 %0, [%1];}"
+        : "=r"(bits)
+        : "l"(from), "r"(static_cast<int>(valid)));
+    *reinterpret_cast<unsigned*>(&v) = bits;
+  } else {
+    static_assert(sizeof(T) == 8);
+    unsigned long long bits;
+    asm("{.reg .pred p; setp.ne.b32 p, %2, 0; mov.b64 %0, 0; @p ld.global.nc.b64 %0, [%1];}"
+        : "=l"(bits)
+        : "l"(from), "r"(static_cast<int>(valid)));
+    *reinterpret_cast<unsigned long long*>(&v) = bits;
+  }
+  return v;
+}
+
 // ---- shared memory ----
 
 // The dynamic shared memory of the block.
