@@ -465,6 +465,11 @@ T load_or_zero(const T* from, bool valid) {
   return valid ? *from : T{};
 }
 
+template <bool STREAMED, typename T>
+void store_run(T* to, T v) {
+  *to = v;
+}
+
 template <int BYTES, bool CACHED = BYTES != 16>
 void copy_async(unsigned to, const void* from, bool valid) {
   static_assert(BYTES == 4 || BYTES == 8 || BYTES == 16);

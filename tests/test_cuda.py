@@ -1109,8 +1109,7 @@ def test_the_emulator_notices_what_is_missing(
                 ("c3 h20 w46", "__syncwarp();  // the row's input is there; all"),
                 ("c3 h20 w46", "__syncwarp();  // the tile is complete"),
                 ("c3 h20 w46", "__syncwarp();  // the residual is there, or"),
-                ("c16 h6 w70", "__syncthreads();  // what is missing to whole"),
-                ("c16 h6 w70", "__syncthreads();  // the fragments are complete"),
+                ("c16 h6 w70", "__syncthreads();  // the filters are complete"),
                 ("c16 h6 w70", "__syncthreads();  // all have read them, and the rings"),
             ]
         ),

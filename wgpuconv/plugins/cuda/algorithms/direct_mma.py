@@ -24,6 +24,8 @@ WARPS = 4
 """Of a block; they share nothing but their start."""
 WIDTHS = (32, 64)
 FILTERS = (16, 32, 64)
+STREAMED_BYTES = 32 << 20
+"""Outputs that large are not kept for who reads them next: caches have 4 to 96 MB."""
 MOST_REGISTERS = 255
 """That a thread may have."""
 MOST_BLOCKS = 8
@@ -106,10 +108,12 @@ class DirectMma(CudaAlgorithm):
             STEP_W=_tap_step(phase.w),
             RING=tile.ring,
             COPY_BYTES=_copy_bytes(p),
+            FILTER_VECTOR=_filter_vector(p),
             WIDE=_wide(p),
             LEAD=_lead(p, phase),
             CHANNELS_LAST=_last(p),
             OUT_VECTOR=out_vector(p, rectangles=True),
+            STREAMED=p.out_bytes > STREAMED_BYTES,
             THREADS=32 * WARPS,
             BLOCKS=blocks,
             SHARED_BYTES=_shared_bytes(p, phase, tile),
@@ -242,6 +246,12 @@ def _copy_bytes(p: ConvProblem) -> int:
     return next((size for size in (16, 8) if p.c_group * p.itemsize % size == 0), 0)
 
 
+def _filter_vector(p: ConvProblem) -> int:
+    """Elements of the weight that one load brings where a tile's filters lie side by side."""
+    nbytes = p.k_group * p.reduction * p.itemsize
+    return 1 if p.transposed or nbytes % 16 else 16 // p.itemsize
+
+
 def _wide(p: ConvProblem) -> int:
     """Pixels that one load brings where they lie side by side, and no row begins between two."""
     return 1 if _last(p) or p.w % 2 else 2
@@ -293,8 +303,7 @@ def _shared_bytes(p: ConvProblem, phase: Phase, tile: Tile) -> int:
     ring = align(tile.ring * _columns(p, phase, tile) * _pitch(p, phase) + 32, 16)
     staged = 0 if _last(p) else tile.m * (tile.w * p.itemsize + 16)
     # The filters lie there before they are in registers.
-    fragments = len(phase.h.taps) * _products(p, phase) * tile.m * 32
-    return max(WARPS * (ring + staged), fragments)
+    return max(WARPS * (ring + staged), tile.m * p.c_group * phase.taps * p.itemsize)
 
 
 def _registers(p: ConvProblem, phase: Phase, tile: Tile) -> int:

@@ -29,10 +29,12 @@ constexpr int STEP_H = 1;  // input rows and columns from one tap to the next
 constexpr int STEP_W = 1;
 constexpr int RING = 8;         // rows, a power of two
 constexpr int COPY_BYTES = 16;  // 8, or 0: through registers
+constexpr int FILTER_VECTOR = 8;  // elements of the weight that are loaded at once, likewise
 constexpr int WIDE = 1;  // pixels that are loaded at once: side by side, and aligned
 constexpr int LEAD = 0;  // pixels before the first tap's, so that they are
 constexpr bool CHANNELS_LAST = true;  // the output's order
 constexpr int OUT_VECTOR = 8;  // elements of one store
+constexpr bool STREAMED = false;  // the output is more than a cache would keep
 constexpr Activation ACTIVATION = Activation::identity;
 constexpr bool RESIDUAL = false;  // else `residual` is not read
 constexpr int THREADS = 128;
@@ -122,8 +124,8 @@ constexpr int RUN = FILTERS < 16 / BYTES ? FILTERS : 16 / BYTES;
 constexpr int STAGED_PITCH = TILE_W + 16 / BYTES;
 constexpr int RING_BYTES = (RING * ROW_BYTES + 32 + 15) / 16 * 16;  // with what a last product reads
 constexpr int WARP_BYTES = RING_BYTES + (CHANNELS_LAST ? 0 : TILE_M * STAGED_PITCH * BYTES);
-constexpr int FRAGMENT_BYTES = R * PRODUCTS * ROW_TILES * 32 * 16;
-static_assert(SHARED_BYTES >= WARPS * WARP_BYTES && SHARED_BYTES >= FRAGMENT_BYTES,
+constexpr int TILE_ELEMENTS = TILE_M * C * R * S;  // of filters
+static_assert(SHARED_BYTES >= WARPS * WARP_BYTES && SHARED_BYTES >= TILE_ELEMENTS * BYTES,
               "the host asks for enough");
 
 // Where the 8 bytes of a product lie that are `lane % 4` of it, from a pixel's first tap.
@@ -152,30 +154,12 @@ __device__ inline uint2 rounded(uint2 v) {
   return v;
 }
 
-// An element of a tile's filters, in the order of a convolution's weight.
-struct FilterElement {
-  int m, c, r, s;
-
-  __device__ explicit FilterElement(int i)
-      : m(i / (C * R * S)), c(i / (R * S) % C), r(i / S % R), s(i % S) {}
-
-  // Where it stands among the fragments: for each row of taps, product and 16 filters there are 16
-  // bytes of each lane, 4 of its first filter and 4 of its second, then 4 more of each.
-  __device__ int place() const {
-    const int eighth = CHANNELS_LAST ? m / RUN % 8 : m % 8;
-    const int filter = CHANNELS_LAST ? m / (8 * RUN) * RUN + m % RUN : m / 8;  // of the lane's
-    const int at = (s * CHANNELS + c) * BYTES;  // along (s, c)
-    const int fragment = (r * PRODUCTS + at / 32) * ROW_TILES + filter / 2;
-    const int lane = eighth * 4 + at % 32 / 8;
-    return ((fragment * 32 + lane) * 16 + at % 8 / 4 * 8 + filter % 2 * 4 + at % 4) / BYTES;
-  }
-};
-
 // The lane's filters, of those of the tile.
 __device__ inline int filter_of(int i, int eighth) {
   return CHANNELS_LAST ? i / RUN * (8 * RUN) + eighth * RUN + i % RUN : i * 8 + eighth;
 }
 
+// Elements that are loaded and stored together.
 template <int COUNT>
 struct alignas(COUNT * BYTES) Vector {
   Scalar each[COUNT];
@@ -240,7 +224,7 @@ __device__ inline void store_pixels(const Sums& acc, const float (&biases)[FILTE
             v[e] += to_float(more.each[e]);
           }
         }
-        *reinterpret_cast<Vector<VECTOR>*>(y + at) = activated(v, params);
+        store_run<STREAMED>(reinterpret_cast<Vector<VECTOR>*>(y + at), activated(v, params));
       }
     }
   }
@@ -252,14 +236,20 @@ __device__ inline void store_filters(const Sums& acc, const float (&biases)[FILT
                                      Scalar* staged, const Scalar* residual, Scalar* y) {
   using Run = Vector<OUT_VECTOR>;
   auto each_run = [&](auto action) {
-    constexpr int RUNS_OF_ROW = TILE_W / OUT_VECTOR;
+    constexpr int ROW_RUNS = TILE_W / OUT_VECTOR;
+    constexpr int LANES = ROW_RUNS < 32 ? ROW_RUNS : 32;  // along a row
 #pragma unroll
-    for (int run = lane; run < TILE_M * RUNS_OF_ROW; run += 32) {
-      const int m = run / RUNS_OF_ROW;
-      const int column = run % RUNS_OF_ROW * OUT_VECTOR;
-      if (column < columns && m0 + m < params.m) {
-        action(staged + m * STAGED_PITCH + column,
-               place + column * params.y_w + (m0 + m) * params.y_m);
+    for (int first = 0; first < ROW_RUNS; first += LANES) {
+      const int column = (first + lane % LANES) * OUT_VECTOR;
+      int m = lane / LANES;
+      int at = place + column * params.y_w + (m0 + m) * params.y_m;
+#pragma unroll 4
+      for (int i = 0; i < TILE_M * LANES / 32; i++) {
+        if (column < columns && m0 + m < params.m) {
+          action(staged + m * STAGED_PITCH + column, at);
+        }
+        m += 32 / LANES;
+        at += 32 / LANES * params.y_m;
       }
     }
     __syncwarp();  // the residual is there, or the tile's place is free
@@ -288,7 +278,7 @@ __device__ inline void store_filters(const Sums& acc, const float (&biases)[FILT
   }
   __syncwarp();  // the tile is complete
   each_run([&](const Scalar* at, int to) {
-    *reinterpret_cast<Run*>(y + to) = *reinterpret_cast<const Run*>(at);
+    store_run<STREAMED>(reinterpret_cast<Run*>(y + to), *reinterpret_cast<const Run*>(at));
   });
 }
 
@@ -306,38 +296,54 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   const int m0 = block % params.m_tiles * TILE_M;
   const int group = block / params.m_tiles;
 
-  // The block's filters come in the order of their memory, and to shared memory in that of the
-  // fragments.
-  uint4* fragments = reinterpret_cast<uint4*>(shared_memory());
-  for (int i = thread; i < FRAGMENT_BYTES / 16; i += THREADS) {
-    fragments[i] = uint4{0, 0, 0, 0};
-  }
-  __syncthreads();  // what is missing to whole products is zeros
+  // The block's filters come to shared memory in a convolution's order, and from there to registers.
+  auto* tile = reinterpret_cast<Vector<FILTER_VECTOR>*>(shared_memory());
   const Scalar* weight_of_group = weight + (params.w_first + group * params.w_g);
   constexpr int BATCH = 8;  // loads on their way at once
-  for (int first = thread; first < TILE_M * C * R * S; first += BATCH * THREADS) {
-    Scalar v[BATCH];
+  for (int first = thread; first < TILE_ELEMENTS / FILTER_VECTOR; first += BATCH * THREADS) {
+    Vector<FILTER_VECTOR> v[BATCH];
 #pragma unroll
     for (int i = 0; i < BATCH; i++) {
-      const FilterElement e(first + i * THREADS);
-      v[i] = load_or_zero(weight_of_group + (m0 + e.m) * params.w_m + e.c * params.w_c +
-                              e.r * params.w_r + e.s * params.w_s,
-                          e.m < TILE_M && m0 + e.m < params.m);
+      const int at = (first + i * THREADS) * FILTER_VECTOR;
+      const int m = at / (C * R * S);
+      const Scalar* from = weight_of_group + m0 * params.w_m;
+      if constexpr (FILTER_VECTOR > 1) {
+        from += at;
+      } else {
+        from += m * params.w_m + at / (R * S) % C * params.w_c + at / S % R * params.w_r +
+                at % S * params.w_s;
+      }
+      v[i] = load_or_zero(reinterpret_cast<const Vector<FILTER_VECTOR>*>(from),
+                          at < TILE_ELEMENTS && m0 + m < params.m);
     }
 #pragma unroll
     for (int i = 0; i < BATCH; i++) {
-      const FilterElement e(first + i * THREADS);
-      if (e.m < TILE_M) {
-        reinterpret_cast<Scalar*>(fragments)[e.place()] = as_operand(v[i]);
+      if ((first + i * THREADS) * FILTER_VECTOR < TILE_ELEMENTS) {
+        tile[first + i * THREADS] = v[i];
       }
     }
   }
-  __syncthreads();  // the fragments are complete
+  __syncthreads();  // the filters are complete
   unsigned filters[R][PRODUCTS][ROW_TILES][4];
 #pragma unroll
-  for (int i = 0; i < R * PRODUCTS * ROW_TILES; i++) {
-    *reinterpret_cast<uint4*>(filters[i / ROW_TILES / PRODUCTS][i / ROW_TILES % PRODUCTS]
-                                     [i % ROW_TILES]) = fragments[i * 32 + lane];
+  for (int i = 0; i < PRODUCTS * ROW_TILES * 4; i++) {
+    // Of each 16 filters: 4 bytes of the lane's first one, of its second, and 4 more of each.
+    const int product = i / 4 / ROW_TILES;
+    const int filter = i / 4 % ROW_TILES * 2 + i % 2;
+    const int k = (product * 32 + lane % 4 * 8 + i % 4 / 2 * 4) / BYTES;  // along (s, c)
+#pragma unroll
+    for (int r = 0; r < R; r++) {
+      Vector<4 / BYTES> word;
+#pragma unroll
+      for (int e = 0; e < 4 / BYTES; e++) {
+        const int s = (k + e) / CHANNELS;
+        const int c = (k + e) % CHANNELS;
+        const int at = ((filter_of(filter, lane / 4) * C + c) * R + r) * S + s;
+        word.each[e] = s < S && c < C ? as_operand(reinterpret_cast<const Scalar*>(tile)[at])
+                                      : from_float<Scalar>(0.0f);
+      }
+      filters[r][product][i / 4 % ROW_TILES][i % 4] = *reinterpret_cast<const unsigned*>(&word);
+    }
   }
   __syncthreads();  // all have read them, and the rings take their place
   float biases[FILTERS];

@@ -114,32 +114,56 @@ __device__ inline void let_next_start() {
 
 // ---- global memory ----
 
-// What lies there, 2, 4 or 8 bytes that nobody writes meanwhile, or zeros if it is not valid. There
-// is no branch, so that several of these wait together.
+// What lies there, 2, 4, 8 or 16 bytes that nobody writes meanwhile, or zeros if it is not valid.
+// There is no branch, so that several of these wait together.
 template <typename T>
 __device__ inline T load_or_zero(const T* from, bool valid) {
   T v;
   if constexpr (sizeof(T) == 2) {
     unsigned short bits;
     asm("{.reg .pred p; setp.ne.b32 p, %2, 0; mov.b16 %0, 0; @p ld.global.nc.b16 %0, [%1];}"
-        : "=h"(bits)
+        : "=&h"(bits)
         : "l"(from), "r"(static_cast<int>(valid)));
     *reinterpret_cast<unsigned short*>(&v) = bits;
   } else if constexpr (sizeof(T) == 4) {
     unsigned bits;
     asm("{.reg .pred p; setp.ne.b32 p, %2, 0; mov.b32 %0, 0; @p ld.global.nc.b32 %0, [%1];}"
-        : "=r"(bits)
+        : "=&r"(bits)
         : "l"(from), "r"(static_cast<int>(valid)));
     *reinterpret_cast<unsigned*>(&v) = bits;
+  } else if constexpr (sizeof(T) == 16) {
+    uint4 bits;
+    asm("{.reg .pred p; setp.ne.b32 p, %5, 0; mov.b32 %0, 0; mov.b32 %1, 0; mov.b32 %2, 0; "
+        "mov.b32 %3, 0; @p ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4];}"
+        : "=&r"(bits.x), "=&r"(bits.y), "=&r"(bits.z), "=&r"(bits.w)
+        : "l"(from), "r"(static_cast<int>(valid)));
+    *reinterpret_cast<uint4*>(&v) = bits;
   } else {
     static_assert(sizeof(T) == 8);
     unsigned long long bits;
     asm("{.reg .pred p; setp.ne.b32 p, %2, 0; mov.b64 %0, 0; @p ld.global.nc.b64 %0, [%1];}"
-        : "=l"(bits)
+        : "=&l"(bits)
         : "l"(from), "r"(static_cast<int>(valid)));
     *reinterpret_cast<unsigned long long*>(&v) = bits;
   }
   return v;
+}
+
+// Stores 2, 4, 8 or 16 bytes; STREAMED tells the caches that they need not keep them.
+template <bool STREAMED, typename T>
+__device__ inline void store_run(T* to, T v) {
+  if constexpr (!STREAMED) {
+    *to = v;
+  } else if constexpr (sizeof(T) == 2) {
+    __stcs(reinterpret_cast<unsigned short*>(to), *reinterpret_cast<unsigned short*>(&v));
+  } else if constexpr (sizeof(T) == 4) {
+    __stcs(reinterpret_cast<unsigned*>(to), *reinterpret_cast<unsigned*>(&v));
+  } else if constexpr (sizeof(T) == 8) {
+    __stcs(reinterpret_cast<uint2*>(to), *reinterpret_cast<uint2*>(&v));
+  } else {
+    static_assert(sizeof(T) == 16);
+    __stcs(reinterpret_cast<uint4*>(to), *reinterpret_cast<uint4*>(&v));
+  }
 }
 
 // ---- shared memory ----
