@@ -920,19 +920,26 @@ EMULATED: list[tuple[str, str, Config]] = (
 
 
 ROWS: list[tuple[str, str, Config]] = [
-    ("direct_mma", text, {"tile_w": w, "tile_m": m, "ring": ring})
-    for w, m, ring, text in [
+    ("direct_mma", text, {"tile_h": h, "tile_w": w, "tile_m": m, "ring": ring})
+    for h, w, m, ring, text in [
         # copied: filters past the end, two strips a warp, the last of a row not whole
-        (32, 16, 8, "conv2d f16 n21 c16 h6 w70 k13 r3 s3 pad1 nhwc bias residual act:relu"),
-        (64, 16, 4, "conv2d f32 n5 c2 h21 w50 k3 r2 s2 nhwc bias tf32"),
+        (4, 32, 16, 16, "conv2d f16 n21 c16 h6 w70 k13 r3 s3 pad1 nhwc bias residual act:relu"),
+        (2, 64, 16, 8, "conv2d f32 n5 c2 h21 w50 k3 r2 s2 nhwc bias tf32"),
         # pixels that lie apart, of which a product takes a part; a stride beyond the taps
-        (32, 32, 16, "conv2d bf16 n1 c32 h23 w39 k40 r3 s3 stride2 pad1 dil2 nhwc bias act:silu"),
-        (32, 16, 8, "conv2d f16 n1 c8 h19 w49 k2 r2 s2 stride3 nhwc"),
-        # products of several taps with a part of one, apart from each other
-        (32, 16, 8, "conv2d f16 n1 c20 h13 w39 k10 r3 s3 dil1,2 pad2 nhwc bias"),
-        # loaded: zeros behind the channels, some of two products a pixel
-        (32, 64, 16, "conv2d f16 n2 c3 h21 w45 k64 r7 s7 stride2 pad3 nhwc bias"),
         (
+            1,
+            32,
+            32,
+            16,
+            "conv2d bf16 n1 c32 h23 w39 k40 r3 s3 stride2 pad1 dil2 nhwc bias act:silu",
+        ),
+        (2, 32, 16, 16, "conv2d f16 n1 c8 h19 w49 k2 r2 s2 stride3 nhwc"),
+        # products of several taps with a part of one, apart from each other
+        (1, 32, 16, 8, "conv2d f16 n1 c20 h13 w39 k10 r3 s3 dil1,2 pad2 nhwc bias"),
+        # loaded: zeros behind the channels, some of two products a pixel
+        (1, 32, 64, 16, "conv2d f16 n2 c3 h21 w45 k64 r7 s7 stride2 pad3 nhwc bias"),
+        (
+            1,
             32,
             16,
             8,
@@ -940,18 +947,19 @@ ROWS: list[tuple[str, str, Config]] = [
             "residual",
         ),
         # channels first, in pairs of pixels and one by one
-        (64, 32, 4, "conv2d f16 n1 c3 h20 w46 k20 r3 s3 pad1 bias residual act:silu"),
-        (32, 16, 4, "conv2d f32 n2 c3 h10 w41 k33 r3 s3 pad1 residual tf32"),
-        (32, 16, 4, "conv2d f32 n1 c5 h9 w68 k17 r3 s2 stride1,2 pad1,0,3,0 bias tf32"),
-        (32, 16, 2, "conv2d f16 n3 c5 h2 w3 k1 r1 s1 bias"),
+        (2, 64, 32, 8, "conv2d f16 n1 c3 h20 w46 k20 r3 s3 pad1 bias residual act:silu"),
+        (1, 32, 16, 4, "conv2d f32 n2 c3 h10 w41 k33 r3 s3 pad1 residual tf32"),
+        (2, 32, 16, 8, "conv2d f32 n1 c5 h9 w68 k17 r3 s2 stride1,2 pad1,0,3,0 bias tf32"),
+        (1, 32, 16, 2, "conv2d f16 n3 c5 h2 w3 k1 r1 s1 bias"),
         # phases of one to four taps, and of four
         (
+            1,
             32,
             16,
             4,
             "conv_transpose2d f16 n1 c24 h7 w35 k10 r3 s3 stride2 pad1 nhwc residual act:silu",
         ),
-        (32, 16, 4, "conv_transpose2d f32 n2 c3 h6 w33 k10 r4 s4 stride2 pad1 bias tf32"),
+        (2, 32, 16, 8, "conv_transpose2d f32 n2 c3 h6 w33 k10 r4 s4 stride2 pad1 bias tf32"),
     ]
 ]
 """Rows that stream past filters in registers."""
@@ -1093,7 +1101,7 @@ def test_the_emulator_notices_what_is_missing(
             ": swizzled_matrix(b)",
         ),
         # what a row misses, or has too much
-        ("direct_mma", "c3 h10 w41", "past_the_taps(i, lane % 4)", "false"),
+        ("direct_mma", "c3 h10 w41", "past_the_taps(product, lane % 4)", "false"),
         (
             "direct_mma",
             "c20 h13 w39",
@@ -1105,8 +1113,8 @@ def test_the_emulator_notices_what_is_missing(
         *(
             ("direct_mma", examples, right, "//")
             for examples, right in [
-                ("c16 h6 w70", "__syncwarp();  // the row's input is there, and"),
-                ("c3 h20 w46", "__syncwarp();  // the row's input is there; all"),
+                ("c16 h6 w70", "__syncwarp();  // the tile's input is there, and"),
+                ("c3 h20 w46", "__syncwarp();  // the tile's input is there; all"),
                 ("c3 h20 w46", "__syncwarp();  // the tile is complete"),
                 ("c3 h20 w46", "__syncwarp();  // the residual is there, or"),
                 ("c16 h6 w70", "__syncthreads();  // the filters are complete"),

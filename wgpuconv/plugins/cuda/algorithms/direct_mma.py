@@ -22,6 +22,7 @@ from .mma import SHARED_OF_CORE, out_vector, refuse_float32, refuse_turing
 
 WARPS = 4
 """Of a block; they share nothing but their start."""
+HEIGHTS = (1, 2, 4)
 WIDTHS = (32, 64)
 FILTERS = (16, 32, 64)
 STREAMED_BYTES = 32 << 20
@@ -33,8 +34,9 @@ MOST_BLOCKS = 8
 
 
 class Tile(NamedTuple):
-    """A warp computes rows of w columns of m filters from a ring of so many rows of the input."""
+    """A warp computes h rows of w columns of m filters from a ring of so many rows of the input."""
 
+    h: int
     w: int
     m: int
     ring: int
@@ -73,8 +75,10 @@ class DirectMma(CudaAlgorithm):
             if m < 2 * max(p.k_group, 16)
             for w in WIDTHS
             if w < 2 * max(p.out_w, 32)
+            for h in HEIGHTS
+            if h < 2 * p.out_h
             for more in (1, 2)
-            for tile in (Tile(w, m, more * _least_ring(p)),)
+            for tile in (Tile(h, w, m, more * _least_ring(p, h)),)
             if all(_blocks(p, phase, tile, facts) for phase in phases(p))
         ]
 
@@ -96,6 +100,7 @@ class DirectMma(CudaAlgorithm):
         shader = Shader.of(
             "direct_mma",
             p.dtype,
+            TILE_H=tile.h,
             TILE_W=tile.w,
             TILE_M=tile.m,
             C=p.c_group,
@@ -200,29 +205,29 @@ def _share(p: ConvProblem, phase: Phase, tile: Tile, facts: Facts) -> _Share:
     # Rows of the input, and what it takes until the first one is there, as so many of them.
     start = span(phase.h) + 4
     best: tuple[int, _Share] | None = None
-    chunks = 1
-    while chunks <= phase.h.count:
-        rows = ceil_div(phase.h.count, chunks)
-        chunks = ceil_div(phase.h.count, rows)
+    all_tiles = ceil_div(phase.h.count, tile.h)
+    tiles = all_tiles
+    while tiles:
+        chunks = ceil_div(all_tiles, tiles)
+        tiles = ceil_div(all_tiles, chunks)
         tasks = side_by_side * chunks
         workers = min(most_workers, ceil_div(tasks, WARPS))
         rounds = ceil_div(tasks, workers * WARPS)
-        taken = rounds * (rows * phase.h.in_stride + start)
+        taken = rounds * (tiles * tile.h * phase.h.in_stride + start)
         if best is None or taken < best[0]:
+            rows = tiles * tile.h
             best = taken, _Share(rows, chunks, tasks, workers, rounds, blocks * WARPS)
-        if rows == 1:
-            break
-        chunks = ceil_div(phase.h.count, rows - 1)
+        tiles -= 1
     assert best is not None
     return best[1]
 
 
 def _tile_config(tile: Tile) -> Config:
-    return {"tile_w": tile.w, "tile_m": tile.m, "ring": tile.ring}
+    return {"tile_h": tile.h, "tile_w": tile.w, "tile_m": tile.m, "ring": tile.ring}
 
 
 def _tile_of(config: Config) -> Tile:
-    return Tile(*(int(config[name]) for name in ("tile_w", "tile_m", "ring")))
+    return Tile(*(int(config[name]) for name in ("tile_h", "tile_w", "tile_m", "ring")))
 
 
 def _last(p: ConvProblem) -> bool:
@@ -292,9 +297,14 @@ def _products(p: ConvProblem, phase: Phase) -> int:
     return ceil_div(len(phase.w.taps) * _channels(p) * p.itemsize, 32)
 
 
-def _least_ring(p: ConvProblem) -> int:
-    """A power of two of rows that holds what one output row needs, and the next one."""
-    rows = max(span(phase.h) + phase.h.in_stride for phase in phases(p))
+def _tile_rows(phase: Phase, tile_h: int) -> int:
+    """Of the input of so many rows of the output."""
+    return (tile_h - 1) * phase.h.in_stride + span(phase.h)
+
+
+def _least_ring(p: ConvProblem, tile_h: int) -> int:
+    """A power of two of rows that holds the input of one tile, and what the next one adds."""
+    rows = max(_tile_rows(phase, tile_h) + tile_h * phase.h.in_stride for phase in phases(p))
     return 1 << (rows - 1).bit_length()
 
 
@@ -309,14 +319,15 @@ def _shared_bytes(p: ConvProblem, phase: Phase, tile: Tile) -> int:
 def _registers(p: ConvProblem, phase: Phase, tile: Tile) -> int:
     """Of a thread, as far as the arrays that it holds tell."""
     filters = len(phase.h.taps) * _products(p, phase) * tile.m // 4
-    sums = tile.w // 8 * tile.m // 4
+    sums = tile.h * tile.w // 8 * tile.m // 4
     items = ceil_div(
         _columns(p, phase, tile) * _channels(p) * p.itemsize,
         32 * (_copy_bytes(p) or 8 * _wide(p)),
     )
     held = 0
     if not _copy_bytes(p):
-        held = items * 8 // p.itemsize * min(phase.h.in_stride, span(phase.h))
+        new_rows = min(tile.h * phase.h.in_stride, _tile_rows(phase, tile.h))
+        held = items * 8 // p.itemsize * new_rows
     return filters + sums + tile.w // 4 + items + held + tile.m // 8 + 40
 
 

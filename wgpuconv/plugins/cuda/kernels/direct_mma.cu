@@ -17,6 +17,7 @@
 #include "activations.cuh"
 
 using Scalar = Half;
+constexpr int TILE_H = 2;  // rows and columns of the output that a warp computes at once
 constexpr int TILE_W = 32;
 constexpr int TILE_M = 16;
 constexpr int C = 16;      // channels of a group
@@ -45,7 +46,7 @@ struct Params {
   int tasks;   // strips of all images
   int strips;  // side by side
   int chunks;  // strips one below the other
-  int rows;    // of a strip
+  int rows;    // of a strip, of the output
   int workers;  // blocks with the same filters
   int q_h;  // output pixels of this launch, of one image
   int q_w;
@@ -86,10 +87,11 @@ static_assert((RING & (RING - 1)) == 0, "a power of two");
 constexpr int NEEDED = LEAD + (TILE_W - 1) * STRIDE_W + (S - 1) * STEP_W + 1;
 constexpr int COLUMNS = (NEEDED + WIDE - 1) / WIDE * WIDE;  // of a strip's input
 constexpr int ROW_BYTES = COLUMNS * PITCH;
-constexpr int SPAN = (R - 1) * STEP_H + 1;  // rows that one output row needs
-constexpr int NEW_ROWS = STRIDE_H < SPAN ? STRIDE_H : SPAN;  // of them, those that the row before did not
-constexpr int AHEAD = (RING - SPAN) / STRIDE_H;  // output rows whose input is on its way
-static_assert(AHEAD > 0, "the next row's input finds room");
+constexpr int NEXT_ROWS = TILE_H * STRIDE_H;  // from the input of one tile to that of the next
+constexpr int TILE_ROWS = (TILE_H - 1) * STRIDE_H + (R - 1) * STEP_H + 1;  // of a tile's input
+constexpr int NEW_ROWS = NEXT_ROWS < TILE_ROWS ? NEXT_ROWS : TILE_ROWS;
+constexpr int AHEAD = (RING - TILE_ROWS) / NEXT_ROWS;  // tiles whose input is on its way
+static_assert(AHEAD > 0, "the next tile's input finds room");
 constexpr int PRODUCTS = (S * PIXEL_BYTES + 31) / 32;  // of a row of taps
 constexpr int OCTETS = TILE_W / 8;
 constexpr int ROW_TILES = TILE_M / 16;  // of filters
@@ -194,18 +196,25 @@ __device__ inline Vector<COUNT> activated(const float (&v)[COUNT], const Params&
   return to;
 }
 
-// Of filters 16 i + lane / 4 (elements 0 and 1) and 8 more (2 and 3), the pixels 8 j + lane % 4 * 2
-// and one more; which filters these are is filter_of's choice.
+// Of a lane's filters 2 i (elements 0 and 1) and 2 i + 1 (2 and 3), the two pixels of octet j that
+// are its own.
 using Sums = float[ROW_TILES][OCTETS][4];
 
-// Bias, residual, activation and the way out of a row. `place` is that of the strip's first pixel.
+// The pixel of an octet that stands in a column of a product. The columns of lanes 0 to 3 are 0, 2, 4
+// and 6, then 1, 3, 5 and 7: with its channels last, an output's neighbours are stored together, and
+// any four columns in a row still are pixels that lie on different banks.
+__device__ inline int pixel_of(int column) {
+  return CHANNELS_LAST ? column % 2 * 4 + (column / 2 + column % 2 * 2) % 4 : column;
+}
+
+// Bias, residual, activation and the way out of a row. `place` is that of its first pixel.
 __device__ inline void store_pixels(const Sums& acc, const float (&biases)[FILTERS], int columns,
                                     int m0, int place, int lane, const Params& params,
                                     const Scalar* residual, Scalar* y) {
   constexpr int VECTOR = OUT_VECTOR < RUN ? OUT_VECTOR : RUN;
 #pragma unroll
   for (int pixel = 0; pixel < 2 * OCTETS; pixel++) {
-    const int column = pixel / 2 * 8 + lane % 4 * 2 + pixel % 2;
+    const int column = pixel / 2 * 8 + pixel_of(lane % 4 * 2 + pixel % 2);
 #pragma unroll
     for (int first = 0; first < FILTERS; first += VECTOR) {
       const int m = m0 + filter_of(first, lane / 4);
@@ -367,7 +376,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 
     const Scalar* image = x + (n * params.x_n + group * params.x_g);
     const int top = first_h * STRIDE_H + params.first_h;
-    const int rows_in = (rows - 1) * STRIDE_H + SPAN;
+    const int tiles = (rows + TILE_H - 1) / TILE_H;
+    const int rows_in = (tiles - 1) * NEXT_ROWS + TILE_ROWS;
     int origins[ITEMS];  // of the lane's items, in a row of the image; -1 beyond the border
 #pragma unroll
     for (int i = 0; i < ITEMS; i++) {
@@ -422,90 +432,101 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         }
       }
     };
-    // The first row that an output row needs and the one before it does not.
-    auto first_new = [&](int q) -> int { return q * STRIDE_H + SPAN - NEW_ROWS; };
+    // The first row that a tile needs and the one before it does not.
+    auto first_new = [&](int tile) -> int { return tile * NEXT_ROWS + TILE_ROWS - NEW_ROWS; };
 
-    // ---- a row of the output ----
+    // ---- a tile of the output ----
 
     const int first_place = params.y_base + group * params.y_g + n * params.y_n +
                             first_h * params.y_h + first_w * params.y_w;
-    auto compute = [&](int q) {
-      Sums acc = {};
+    auto compute = [&](int tile) {
+      Sums acc[TILE_H] = {};
 #pragma unroll
-      for (int r = 0; r < R; r++) {
-        const unsigned char* from = ring + ((q * STRIDE_H + r * STEP_H) & (RING - 1)) * ROW_BYTES +
-                                    (lane / 4 * STRIDE_W + LEAD) * PITCH;
+      for (int i = 0; i < TILE_ROWS; i++) {
+        const unsigned char* from = ring + ((tile * NEXT_ROWS + i) & (RING - 1)) * ROW_BYTES +
+                                    (pixel_of(lane / 4) * STRIDE_W + LEAD) * PITCH;
 #pragma unroll
-        for (int i = 0; i < PRODUCTS; i++) {
+        for (int j = 0; j < PRODUCTS * OCTETS; j++) {
+          const int product = j / OCTETS;
+          const int octet = j % OCTETS;
+          const auto pixel = *reinterpret_cast<const uint2*>(from + octet * (8 * STRIDE_W * PITCH) +
+                                                             tap_bytes(product, lane % 4));
+          const uint2 b = past_the_taps(product, lane % 4) ? uint2{0, 0} : rounded(pixel);
 #pragma unroll
-          for (int j = 0; j < OCTETS; j++) {
-            const auto pixel = *reinterpret_cast<const uint2*>(from + j * (8 * STRIDE_W * PITCH) +
-                                                               tap_bytes(i, lane % 4));
-            const uint2 b = past_the_taps(i, lane % 4) ? uint2{0, 0} : rounded(pixel);
+          for (int row = 0; row < TILE_H; row++) {
+            const int first = i - row * STRIDE_H;  // from the row's first tap
+            if (first >= 0 && first % STEP_H == 0 && first / STEP_H < R) {
 #pragma unroll
-            for (int k = 0; k < ROW_TILES; k++) {
-              multiply_add<Scalar>(acc[k][j], filters[r][i][k], b.x, b.y);
+              for (int k = 0; k < ROW_TILES; k++) {
+                multiply_add<Scalar>(acc[row][k][octet], filters[first / STEP_H][product][k], b.x,
+                                     b.y);
+              }
             }
           }
         }
       }
-      const int place = first_place + q * params.y_h;
       const int columns = params.q_w - first_w;
-      if constexpr (CHANNELS_LAST) {
-        store_pixels(acc, biases, columns, m0, place, lane, params, residual, y);
-      } else {
-        store_filters(acc, biases, columns, m0, place, lane, params, staged, residual, y);
+#pragma unroll
+      for (int row = 0; row < TILE_H; row++) {
+        if (tile * TILE_H + row < rows) {
+          const int place = first_place + (tile * TILE_H + row) * params.y_h;
+          if constexpr (CHANNELS_LAST) {
+            store_pixels(acc[row], biases, columns, m0, place, lane, params, residual, y);
+          } else {
+            store_filters(acc[row], biases, columns, m0, place, lane, params, staged, residual, y);
+          }
+        }
       }
     };
 
     if constexpr (COPY_BYTES > 0) {
-      auto copy_new = [&](int q) {
+      auto copy_new = [&](int tile) {
 #pragma unroll
         for (int i = 0; i < NEW_ROWS; i++) {
-          copy_row(first_new(q) + i);
+          copy_row(first_new(tile) + i);
         }
         commit_copies();
       };
-      for (int row = 0; row < SPAN - NEW_ROWS; row++) {
+      for (int row = 0; row < TILE_ROWS - NEW_ROWS; row++) {
         copy_row(row);
       }
-      for (int q = 0; q < AHEAD; q++) {
-        copy_new(q);
+      for (int tile = 0; tile < AHEAD; tile++) {
+        copy_new(tile);
       }
-      for (int q = 0; q < rows; q++) {
+      for (int tile = 0; tile < tiles; tile++) {
         wait_copies<AHEAD - 1>();
-        __syncwarp();  // the row's input is there, and all have read what the next copy replaces
-        copy_new(q + AHEAD);
-        compute(q);
+        __syncwarp();  // the tile's input is there, and all have read what the next copy replaces
+        copy_new(tile + AHEAD);
+        compute(tile);
       }
       wait_copies<0>();
     } else {
       Held held[NEW_ROWS];
-      auto load_new = [&](int q) {
+      auto load_new = [&](int tile) {
 #pragma unroll
         for (int i = 0; i < NEW_ROWS; i++) {
-          load_row(first_new(q) + i, held[i]);
+          load_row(first_new(tile) + i, held[i]);
         }
       };
-      auto keep_new = [&](int q) {
+      auto keep_new = [&](int tile) {
 #pragma unroll
         for (int i = 0; i < NEW_ROWS; i++) {
-          keep_row(first_new(q) + i, held[i]);
+          keep_row(first_new(tile) + i, held[i]);
         }
       };
 #pragma unroll
-      for (int row = 0; row < SPAN - NEW_ROWS; row++) {
+      for (int row = 0; row < TILE_ROWS - NEW_ROWS; row++) {
         load_row(row, held[0]);
         keep_row(row, held[0]);
       }
       load_new(0);
       keep_new(0);
       load_new(1);
-      for (int q = 0; q < rows; q++) {
-        __syncwarp();  // the row's input is there; all have read what is replaced next
-        keep_new(q + 1);
-        load_new(q + 2);
-        compute(q);
+      for (int tile = 0; tile < tiles; tile++) {
+        __syncwarp();  // the tile's input is there; all have read what is replaced next
+        keep_new(tile + 1);
+        load_new(tile + 2);
+        compute(tile);
       }
     }
     __syncwarp();  // all have read the ring
