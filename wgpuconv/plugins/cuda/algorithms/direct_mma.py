@@ -77,7 +77,7 @@ class DirectMma(CudaAlgorithm):
             if w < 2 * max(p.out_w, 32)
             for h in HEIGHTS
             if h < 2 * p.out_h
-            for more in (1, 2)
+            for more in ((1, 2) if h < 4 and _copy_bytes(p) else (1,))
             for tile in (Tile(h, w, m, more * _least_ring(p, h)),)
             if all(_blocks(p, phase, tile, facts) for phase in phases(p))
         ]
@@ -312,8 +312,8 @@ def _shared_bytes(p: ConvProblem, phase: Phase, tile: Tile) -> int:
     # The last product of a row reads past its end.
     ring = align(tile.ring * _columns(p, phase, tile) * _pitch(p, phase) + 32, 16)
     staged = 0 if _last(p) else tile.m * (tile.w * p.itemsize + 16)
-    # The filters lie there before they are in registers.
-    return max(WARPS * (ring + staged), tile.m * p.c_group * phase.taps * p.itemsize)
+    filters = align(tile.m * p.c_group * phase.taps * p.itemsize, 16)
+    return filters + WARPS * (ring + staged)
 
 
 def _registers(p: ConvProblem, phase: Phase, tile: Tile) -> int:
@@ -328,7 +328,7 @@ def _registers(p: ConvProblem, phase: Phase, tile: Tile) -> int:
     if not _copy_bytes(p):
         new_rows = min(tile.h * phase.h.in_stride, _tile_rows(phase, tile.h))
         held = items * 8 // p.itemsize * new_rows
-    return filters + sums + tile.w // 4 + items + held + tile.m // 8 + 40
+    return filters + sums + tile.w // 4 + items + held + tile.m // 8 + 36
 
 
 def _blocks(p: ConvProblem, phase: Phase, tile: Tile, facts: Facts) -> int:

@@ -40,7 +40,7 @@ constexpr Activation ACTIVATION = Activation::identity;
 constexpr bool RESIDUAL = false;  // else `residual` is not read
 constexpr int THREADS = 128;
 constexpr int BLOCKS = 4;  // a multiprocessor: what the registers must suffice for
-constexpr int SHARED_BYTES = 34944;
+constexpr int SHARED_BYTES = 39552;
 
 struct Params {
   int tasks;   // strips of all images
@@ -127,8 +127,8 @@ constexpr int STAGED_PITCH = TILE_W + 16 / BYTES;
 constexpr int RING_BYTES = (RING * ROW_BYTES + 32 + 15) / 16 * 16;  // with what a last product reads
 constexpr int WARP_BYTES = RING_BYTES + (CHANNELS_LAST ? 0 : TILE_M * STAGED_PITCH * BYTES);
 constexpr int TILE_ELEMENTS = TILE_M * C * R * S;  // of filters
-static_assert(SHARED_BYTES >= WARPS * WARP_BYTES && SHARED_BYTES >= TILE_ELEMENTS * BYTES,
-              "the host asks for enough");
+constexpr int FILTER_BYTES = (TILE_ELEMENTS * BYTES + 15) / 16 * 16;
+static_assert(SHARED_BYTES >= FILTER_BYTES + WARPS * WARP_BYTES, "the host asks for enough");
 
 // Where the 8 bytes of a product lie that are `lane % 4` of it, from a pixel's first tap.
 __device__ inline int tap_bytes(int product, int quarter) {
@@ -213,18 +213,22 @@ __device__ inline void store_pixels(const Sums& acc, const float (&biases)[FILTE
                                     const Scalar* residual, Scalar* y) {
   constexpr int VECTOR = OUT_VECTOR < RUN ? OUT_VECTOR : RUN;
 #pragma unroll
-  for (int pixel = 0; pixel < 2 * OCTETS; pixel++) {
-    const int column = pixel / 2 * 8 + pixel_of(lane % 4 * 2 + pixel % 2);
+  for (int j = 0; j < 2 * FILTERS / VECTOR; j++) {
+    const int half = j % 2;
+    const int first = j / 2 * VECTOR;  // of the lane's filters
+    const int column = pixel_of(lane % 4 * 2 + half);
+    const int m = m0 + filter_of(first, lane / 4);
+    const int left = m < params.m ? columns - column : 0;
+    const int at_first = place + column * params.y_w + m * params.y_m;
 #pragma unroll
-    for (int first = 0; first < FILTERS; first += VECTOR) {
-      const int m = m0 + filter_of(first, lane / 4);
-      if (column < columns && m < params.m) {
-        const int at = place + column * params.y_w + m * params.y_m;
+    for (int octet = 0; octet < OCTETS; octet++) {
+      if (octet * 8 < left) {
+        const int at = at_first + octet * 8 * params.y_w;
         float v[VECTOR];
 #pragma unroll
         for (int e = 0; e < VECTOR; e++) {
           const int i = first + e;
-          v[e] = acc[i / 2][pixel / 2][i % 2 * 2 + pixel % 2] + biases[i];
+          v[e] = acc[i / 2][octet][i % 2 * 2 + half] + biases[i];
         }
         if constexpr (RESIDUAL) {
           const auto more = *reinterpret_cast<const Vector<VECTOR>*>(residual + at);
@@ -291,31 +295,23 @@ __device__ inline void store_filters(const Sums& acc, const float (&biases)[FILT
   });
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-    direct_mma(Params params, const Scalar* __restrict__ x, const Scalar* __restrict__ weight,
-               const Scalar* __restrict__ bias, const Scalar* __restrict__ residual,
-               Scalar* __restrict__ y) {
-  wait_for_previous();
-  const int thread = threadIdx.x;
-  const int warp = thread / 32;
-  const int lane = thread % 32;
-  int block = blockIdx.x;
-  const int worker = block % params.workers;
-  block /= params.workers;
-  const int m0 = block % params.m_tiles * TILE_M;
-  const int group = block / params.m_tiles;
+// The tile's filters as a lane multiplies them.
+using Fragments = unsigned[R][PRODUCTS][ROW_TILES][4];
 
-  // The block's filters come to shared memory in a convolution's order, and from there to registers.
+// Brings the filters of the block to shared memory, in a convolution's order, and from there to
+// registers.
+__device__ inline void load_filters(Fragments& filters, const Scalar* weight, int m0,
+                                    const Params& params) {
   auto* tile = reinterpret_cast<Vector<FILTER_VECTOR>*>(shared_memory());
-  const Scalar* weight_of_group = weight + (params.w_first + group * params.w_g);
+  constexpr int LOADED = TILE_ELEMENTS / FILTER_VECTOR;
   constexpr int BATCH = 8;  // loads on their way at once
-  for (int first = thread; first < TILE_ELEMENTS / FILTER_VECTOR; first += BATCH * THREADS) {
+  for (int first = threadIdx.x; first < LOADED; first += BATCH * THREADS) {
     Vector<FILTER_VECTOR> v[BATCH];
 #pragma unroll
     for (int i = 0; i < BATCH; i++) {
       const int at = (first + i * THREADS) * FILTER_VECTOR;
       const int m = at / (C * R * S);
-      const Scalar* from = weight_of_group + m0 * params.w_m;
+      const Scalar* from = weight + m0 * params.w_m;
       if constexpr (FILTER_VECTOR > 1) {
         from += at;
       } else {
@@ -327,13 +323,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
 #pragma unroll
     for (int i = 0; i < BATCH; i++) {
-      if ((first + i * THREADS) * FILTER_VECTOR < TILE_ELEMENTS) {
+      if (first + i * THREADS < LOADED) {
         tile[first + i * THREADS] = v[i];
       }
     }
   }
   __syncthreads();  // the filters are complete
-  unsigned filters[R][PRODUCTS][ROW_TILES][4];
+  const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int i = 0; i < PRODUCTS * ROW_TILES * 4; i++) {
     // Of each 16 filters: 4 bytes of the lane's first one, of its second, and 4 more of each.
@@ -354,7 +350,218 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
       filters[r][product][i / 4 % ROW_TILES][i % 4] = *reinterpret_cast<const unsigned*>(&word);
     }
   }
-  __syncthreads();  // all have read them, and the rings take their place
+}
+
+// What a warp computes from one filling of its ring to the next.
+struct Strip {
+  int n;
+  int first_h;  // of the output
+  int first_w;
+  int rows;  // none, if there is no such strip
+
+  __device__ Strip(int task, const Params& params)
+      : n(task / params.strips / params.chunks),
+        first_h(task / params.strips % params.chunks * params.rows),
+        first_w(task % params.strips * TILE_W),
+        rows(task < params.tasks ? min(params.rows, params.q_h - first_h) : 0) {}
+
+  __device__ int tiles() const { return (rows + TILE_H - 1) / TILE_H; }
+};
+
+// The way of a strip's input to the ring. Rows are counted from the first that the strip needs.
+struct Input {
+  unsigned char* ring;
+  const Scalar* image;
+  int top;   // the first row, in the image
+  int rows;  // that are needed
+  const Params* params;
+  int lane;
+  int origins[ITEMS];  // of the lane's items, in a row of the image; -1 beyond the border
+  Vector<WIDE> held[COPY_BYTES ? 1 : NEW_ROWS][ITEMS][ELEMENTS];  // on their way to the ring
+
+  __device__ Input(unsigned char* ring, const Scalar* x, int group, const Strip& strip,
+                   const Params& params)
+      : ring(ring),
+        image(x + (strip.n * params.x_n + group * params.x_g)),
+        top(strip.first_h * STRIDE_H + params.first_h),
+        rows(strip.rows ? (strip.tiles() - 1) * NEXT_ROWS + TILE_ROWS : 0),
+        params(&params),
+        lane(threadIdx.x % 32) {
+#pragma unroll
+    for (int i = 0; i < ITEMS; i++) {
+      const Item item(i, lane);
+      const int w = strip.first_w * STRIDE_W + params.first_w + item.column;
+      const bool inside =
+          item.exists && static_cast<unsigned>(w) < static_cast<unsigned>(params.in_w);
+      origins[i] = inside ? w * params.x_w + item.chunk * ELEMENTS * params.x_c : -1;
+    }
+  }
+
+  // Sends for the input of the first tiles.
+  __device__ void start() {
+#pragma unroll
+    for (int row = 0; row < TILE_ROWS - NEW_ROWS; row++) {
+      if constexpr (COPY_BYTES > 0) {
+        copy_row(row);
+      } else {
+        load_row(row, held[0]);
+        keep_row(row, held[0]);
+      }
+    }
+    if constexpr (COPY_BYTES > 0) {
+      for (int tile = 0; tile < AHEAD; tile++) {
+        copy_new(tile);
+      }
+    } else {
+      load_new(0);
+      keep_new(0);
+      load_new(1);
+    }
+  }
+
+  // Waits until a tile's input is there, and sends for what comes after it.
+  __device__ void advance(int tile) {
+    if constexpr (COPY_BYTES > 0) {
+      wait_copies<AHEAD - 1>();
+    }
+    __syncwarp();  // all lanes' part of it is there, and all have read what is replaced next
+    if constexpr (COPY_BYTES > 0) {
+      copy_new(tile + AHEAD);
+    } else {
+      keep_new(tile + 1);
+      load_new(tile + 2);
+    }
+  }
+
+  __device__ unsigned char* row_at(int row) const { return ring + (row & (RING - 1)) * ROW_BYTES; }
+
+ private:
+  __device__ bool inside(int row) const {
+    return row < rows && static_cast<unsigned>(top + row) < static_cast<unsigned>(params->in_h);
+  }
+
+  // The first row that a tile needs and the one before it does not.
+  __device__ static int first_new(int tile) { return tile * NEXT_ROWS + TILE_ROWS - NEW_ROWS; }
+
+  __device__ void copy_row(int row) {
+    if (row >= rows) {
+      return;
+    }
+    const bool row_inside = inside(row);
+    const Scalar* from = image + (row_inside ? (top + row) * params->x_h : 0);
+    const unsigned to = shared_address(row_at(row));
+#pragma unroll
+    for (int i = 0; i < ITEMS; i++) {
+      const Item item(i, lane);
+      if (item.exists) {
+        copy_async<ITEM_BYTES>(to + item.place(), from + origins[i],
+                               row_inside && origins[i] >= 0);
+      }
+    }
+  }
+
+  __device__ void copy_new(int tile) {
+#pragma unroll
+    for (int i = 0; i < NEW_ROWS; i++) {
+      copy_row(first_new(tile) + i);
+    }
+    commit_copies();
+  }
+
+  __device__ void load_row(int row, Vector<WIDE> (&to)[ITEMS][ELEMENTS]) {
+    const bool row_inside = inside(row);
+    const int row_origin = (top + row) * params->x_h;
+#pragma unroll
+    for (int i = 0; i < ITEMS; i++) {
+      const Item item(i, lane);
+#pragma unroll
+      for (int e = 0; e < ELEMENTS; e++) {
+        const int at = row_origin + origins[i] + e * params->x_c;
+        to[i][e] = load_or_zero(reinterpret_cast<const Vector<WIDE>*>(image + at),
+                                row_inside && origins[i] >= 0 && item.chunk * ELEMENTS + e < C);
+      }
+    }
+  }
+
+  __device__ void keep_row(int row, const Vector<WIDE> (&from)[ITEMS][ELEMENTS]) {
+#pragma unroll
+    for (int i = 0; i < ITEMS; i++) {
+      const Item item(i, lane);
+      if (item.exists) {
+        unsigned char* to = row_at(row) + item.place();
+#pragma unroll
+        for (int pixel = 0; pixel < WIDE; pixel++) {
+          *reinterpret_cast<uint2*>(to + pixel * PITCH) = channels_of(from[i], pixel);
+        }
+      }
+    }
+  }
+
+  __device__ void load_new(int tile) {
+#pragma unroll
+    for (int i = 0; i < NEW_ROWS; i++) {
+      load_row(first_new(tile) + i, held[i]);
+    }
+  }
+
+  __device__ void keep_new(int tile) {
+#pragma unroll
+    for (int i = 0; i < NEW_ROWS; i++) {
+      keep_row(first_new(tile) + i, held[i]);
+    }
+  }
+};
+
+// The products of a tile of pixels with the filters.
+__device__ inline void multiply(Sums (&acc)[TILE_H], const Fragments& filters, const Input& input,
+                                int tile) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < TILE_ROWS; i++) {
+    const unsigned char* from =
+        input.row_at(tile * NEXT_ROWS + i) + (pixel_of(lane / 4) * STRIDE_W + LEAD) * PITCH;
+#pragma unroll
+    for (int j = 0; j < PRODUCTS * OCTETS; j++) {
+      const int product = j / OCTETS;
+      const int octet = j % OCTETS;
+      const auto pixel = *reinterpret_cast<const uint2*>(from + octet * (8 * STRIDE_W * PITCH) +
+                                                         tap_bytes(product, lane % 4));
+      const uint2 b = past_the_taps(product, lane % 4) ? uint2{0, 0} : rounded(pixel);
+#pragma unroll
+      for (int row = 0; row < TILE_H; row++) {
+        const int first = i - row * STRIDE_H;  // from the row's first tap
+        if (first >= 0 && first % STEP_H == 0 && first / STEP_H < R) {
+#pragma unroll
+          for (int k = 0; k < ROW_TILES; k++) {
+            multiply_add<Scalar>(acc[row][k][octet], filters[first / STEP_H][product][k], b.x, b.y);
+          }
+        }
+      }
+    }
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+    direct_mma(Params params, const Scalar* __restrict__ x, const Scalar* __restrict__ weight,
+               const Scalar* __restrict__ bias, const Scalar* __restrict__ residual,
+               Scalar* __restrict__ y) {
+  wait_for_previous();
+  const int warp = threadIdx.x / 32;
+  const int lane = threadIdx.x % 32;
+  int block = blockIdx.x;
+  const int worker = block % params.workers;
+  block /= params.workers;
+  const int m0 = block % params.m_tiles * TILE_M;
+  const int group = block / params.m_tiles;
+  unsigned char* ring = shared_memory() + FILTER_BYTES + warp * WARP_BYTES;
+  Scalar* staged = reinterpret_cast<Scalar*>(ring + RING_BYTES);
+
+  int task = worker * WARPS + warp;
+  Strip strip(task, params);
+  Input input(ring, x, group, strip, params);
+  input.start();  // before the filters, which take as long to come
+  Fragments filters;
+  load_filters(filters, weight + (params.w_first + group * params.w_g), m0, params);
   float biases[FILTERS];
 #pragma unroll
   for (int i = 0; i < FILTERS; i++) {
@@ -362,173 +569,32 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     biases[i] = to_float(bias[group * params.m + m]);
   }
 
-  unsigned char* ring = shared_memory() + warp * WARP_BYTES;
-  const unsigned ring_address = shared_address(ring);
-  Scalar* staged = reinterpret_cast<Scalar*>(ring + RING_BYTES);
-
-  for (int task = worker * WARPS + warp; task < params.tasks; task += params.workers * WARPS) {
-    const int first_w = task % params.strips * TILE_W;
-    const int first_h = task / params.strips % params.chunks * params.rows;
-    const int n = task / params.strips / params.chunks;
-    const int rows = min(params.rows, params.q_h - first_h);
-
-    // ---- the input's way to the ring: rows are counted from the first that the strip needs ----
-
-    const Scalar* image = x + (n * params.x_n + group * params.x_g);
-    const int top = first_h * STRIDE_H + params.first_h;
-    const int tiles = (rows + TILE_H - 1) / TILE_H;
-    const int rows_in = (tiles - 1) * NEXT_ROWS + TILE_ROWS;
-    int origins[ITEMS];  // of the lane's items, in a row of the image; -1 beyond the border
-#pragma unroll
-    for (int i = 0; i < ITEMS; i++) {
-      const Item item(i, lane);
-      const int w = first_w * STRIDE_W + params.first_w + item.column;
-      const bool inside =
-          item.exists && static_cast<unsigned>(w) < static_cast<unsigned>(params.in_w);
-      origins[i] = inside ? w * params.x_w + item.chunk * ELEMENTS * params.x_c : -1;
-    }
-    auto inside = [&](int row) -> bool {
-      return row < rows_in && static_cast<unsigned>(top + row) < static_cast<unsigned>(params.in_h);
-    };
-    auto copy_row = [&](int row) {
-      const bool row_inside = inside(row);
-      const Scalar* from = image + (row_inside ? (top + row) * params.x_h : 0);
-      const unsigned to = ring_address + (row & (RING - 1)) * ROW_BYTES;
-#pragma unroll
-      for (int i = 0; i < ITEMS; i++) {
-        const Item item(i, lane);
-        if (item.exists) {
-          copy_async<ITEM_BYTES>(to + item.place(), from + origins[i],
-                                 row_inside && origins[i] >= 0);
-        }
-      }
-    };
-    using Held = Vector<WIDE>[ITEMS][ELEMENTS];
-    auto load_row = [&](int row, Held& held) {
-      const bool row_inside = inside(row);
-      const int row_at = (top + row) * params.x_h;
-#pragma unroll
-      for (int i = 0; i < ITEMS; i++) {
-        const Item item(i, lane);
-        const bool valid = row_inside && origins[i] >= 0;
-#pragma unroll
-        for (int e = 0; e < ELEMENTS; e++) {
-          const int at = row_at + origins[i] + e * params.x_c;
-          held[i][e] = load_or_zero(reinterpret_cast<const Vector<WIDE>*>(image + at),
-                                    valid && item.chunk * ELEMENTS + e < C);
-        }
-      }
-    };
-    auto keep_row = [&](int row, const Held& held) {
-#pragma unroll
-      for (int i = 0; i < ITEMS; i++) {
-        const Item item(i, lane);
-        if (item.exists) {
-          unsigned char* to = ring + (row & (RING - 1)) * ROW_BYTES + item.place();
-#pragma unroll
-          for (int pixel = 0; pixel < WIDE; pixel++) {
-            *reinterpret_cast<uint2*>(to + pixel * PITCH) = channels_of(held[i], pixel);
-          }
-        }
-      }
-    };
-    // The first row that a tile needs and the one before it does not.
-    auto first_new = [&](int tile) -> int { return tile * NEXT_ROWS + TILE_ROWS - NEW_ROWS; };
-
-    // ---- a tile of the output ----
-
-    const int first_place = params.y_base + group * params.y_g + n * params.y_n +
-                            first_h * params.y_h + first_w * params.y_w;
-    auto compute = [&](int tile) {
+  while (strip.rows) {
+    const int first_place = params.y_base + group * params.y_g + strip.n * params.y_n +
+                            strip.first_h * params.y_h + strip.first_w * params.y_w;
+    const int columns = params.q_w - strip.first_w;
+    for (int tile = 0; tile < strip.tiles(); tile++) {
+      input.advance(tile);
       Sums acc[TILE_H] = {};
+      multiply(acc, filters, input, tile);
 #pragma unroll
-      for (int i = 0; i < TILE_ROWS; i++) {
-        const unsigned char* from = ring + ((tile * NEXT_ROWS + i) & (RING - 1)) * ROW_BYTES +
-                                    (pixel_of(lane / 4) * STRIDE_W + LEAD) * PITCH;
-#pragma unroll
-        for (int j = 0; j < PRODUCTS * OCTETS; j++) {
-          const int product = j / OCTETS;
-          const int octet = j % OCTETS;
-          const auto pixel = *reinterpret_cast<const uint2*>(from + octet * (8 * STRIDE_W * PITCH) +
-                                                             tap_bytes(product, lane % 4));
-          const uint2 b = past_the_taps(product, lane % 4) ? uint2{0, 0} : rounded(pixel);
-#pragma unroll
-          for (int row = 0; row < TILE_H; row++) {
-            const int first = i - row * STRIDE_H;  // from the row's first tap
-            if (first >= 0 && first % STEP_H == 0 && first / STEP_H < R) {
-#pragma unroll
-              for (int k = 0; k < ROW_TILES; k++) {
-                multiply_add<Scalar>(acc[row][k][octet], filters[first / STEP_H][product][k], b.x,
-                                     b.y);
-              }
-            }
-          }
-        }
-      }
-      const int columns = params.q_w - first_w;
-#pragma unroll
-      for (int row = 0; row < TILE_H; row++) {
-        if (tile * TILE_H + row < rows) {
-          const int place = first_place + (tile * TILE_H + row) * params.y_h;
+      for (int i = 0; i < TILE_H; i++) {
+        const int row = tile * TILE_H + i;
+        const int place = first_place + row * params.y_h;
+        if (row < strip.rows) {
           if constexpr (CHANNELS_LAST) {
-            store_pixels(acc[row], biases, columns, m0, place, lane, params, residual, y);
+            store_pixels(acc[i], biases, columns, m0, place, lane, params, residual, y);
           } else {
-            store_filters(acc[row], biases, columns, m0, place, lane, params, staged, residual, y);
+            store_filters(acc[i], biases, columns, m0, place, lane, params, staged, residual, y);
           }
         }
-      }
-    };
-
-    if constexpr (COPY_BYTES > 0) {
-      auto copy_new = [&](int tile) {
-#pragma unroll
-        for (int i = 0; i < NEW_ROWS; i++) {
-          copy_row(first_new(tile) + i);
-        }
-        commit_copies();
-      };
-      for (int row = 0; row < TILE_ROWS - NEW_ROWS; row++) {
-        copy_row(row);
-      }
-      for (int tile = 0; tile < AHEAD; tile++) {
-        copy_new(tile);
-      }
-      for (int tile = 0; tile < tiles; tile++) {
-        wait_copies<AHEAD - 1>();
-        __syncwarp();  // the tile's input is there, and all have read what the next copy replaces
-        copy_new(tile + AHEAD);
-        compute(tile);
-      }
-      wait_copies<0>();
-    } else {
-      Held held[NEW_ROWS];
-      auto load_new = [&](int tile) {
-#pragma unroll
-        for (int i = 0; i < NEW_ROWS; i++) {
-          load_row(first_new(tile) + i, held[i]);
-        }
-      };
-      auto keep_new = [&](int tile) {
-#pragma unroll
-        for (int i = 0; i < NEW_ROWS; i++) {
-          keep_row(first_new(tile) + i, held[i]);
-        }
-      };
-#pragma unroll
-      for (int row = 0; row < TILE_ROWS - NEW_ROWS; row++) {
-        load_row(row, held[0]);
-        keep_row(row, held[0]);
-      }
-      load_new(0);
-      keep_new(0);
-      load_new(1);
-      for (int tile = 0; tile < tiles; tile++) {
-        __syncwarp();  // the tile's input is there; all have read what is replaced next
-        keep_new(tile + 1);
-        load_new(tile + 2);
-        compute(tile);
       }
     }
     __syncwarp();  // all have read the ring
+    task += params.workers * WARPS;
+    strip = Strip(task, params);
+    input = Input(ring, x, group, strip, params);
+    input.start();
   }
+  wait_copies<0>();
 }
