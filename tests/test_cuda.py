@@ -1114,7 +1114,6 @@ def test_the_emulator_notices_what_is_missing(
             ("direct_mma", examples, right, "//")
             for examples, right in [
                 ("c16 h6 w70", "__syncwarp();  // all lanes' part of it is there"),
-                ("c3 h20 w46", "__syncwarp();  // all lanes' part of it is there"),
                 ("c3 h20 w46", "__syncwarp();  // the tile is complete"),
                 ("c3 h20 w46", "__syncwarp();  // the residual is there, or"),
                 ("c16 h6 w70", "__syncthreads();  // the filters are complete"),

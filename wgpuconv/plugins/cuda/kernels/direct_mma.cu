@@ -196,16 +196,9 @@ __device__ inline Vector<COUNT> activated(const float (&v)[COUNT], const Params&
   return to;
 }
 
-// Of a lane's filters 2 i (elements 0 and 1) and 2 i + 1 (2 and 3), the two pixels of octet j that
-// are its own.
+// Of a lane's filters 2 i (elements 0 and 1) and 2 i + 1 (2 and 3), the pixels 8 j + lane % 4 * 2 and
+// one more.
 using Sums = float[ROW_TILES][OCTETS][4];
-
-// The pixel of an octet that stands in a column of a product. The columns of lanes 0 to 3 are 0, 2, 4
-// and 6, then 1, 3, 5 and 7: with its channels last, an output's neighbours are stored together, and
-// any four columns in a row still are pixels that lie on different banks.
-__device__ inline int pixel_of(int column) {
-  return CHANNELS_LAST ? column % 2 * 4 + (column / 2 + column % 2 * 2) % 4 : column;
-}
 
 // Bias, residual, activation and the way out of a row. `place` is that of its first pixel.
 __device__ inline void store_pixels(const Sums& acc, const float (&biases)[FILTERS], int columns,
@@ -216,7 +209,7 @@ __device__ inline void store_pixels(const Sums& acc, const float (&biases)[FILTE
   for (int j = 0; j < 2 * FILTERS / VECTOR; j++) {
     const int half = j % 2;
     const int first = j / 2 * VECTOR;  // of the lane's filters
-    const int column = pixel_of(lane % 4 * 2 + half);
+    const int column = lane % 4 * 2 + half;
     const int m = m0 + filter_of(first, lane / 4);
     const int left = m < params.m ? columns - column : 0;
     const int at_first = place + column * params.y_w + m * params.y_m;
@@ -519,7 +512,7 @@ __device__ inline void multiply(Sums (&acc)[TILE_H], const Fragments& filters, c
 #pragma unroll
   for (int i = 0; i < TILE_ROWS; i++) {
     const unsigned char* from =
-        input.row_at(tile * NEXT_ROWS + i) + (pixel_of(lane / 4) * STRIDE_W + LEAD) * PITCH;
+        input.row_at(tile * NEXT_ROWS + i) + (lane / 4 * STRIDE_W + LEAD) * PITCH;
 #pragma unroll
     for (int j = 0; j < PRODUCTS * OCTETS; j++) {
       const int product = j / OCTETS;
