@@ -13,7 +13,6 @@ from ....algorithms.phases import Axis, Phase, count_phases, phases, refuse_phas
 from ....facts import Facts
 from ....plan import Config, Pass, Plan, Region, Shader, align, ceil_div, grid_1d
 from ....problem import ConvProblem
-from ..facts import cuda_facts
 from .base import CudaAlgorithm, output_bindings
 from .gather import output_params
 from .halo_mma import first_offset, span
@@ -163,21 +162,72 @@ class DirectMma(CudaAlgorithm):
         )
 
     def cost(self, problem: ConvProblem, config: Config, facts: Facts) -> float:
+        # (The figures were fitted to 284 measurements on an H200.)
         p, tile = problem, _tile_of(config)
-        seconds = 0.0
+        seconds = count_phases(p) * (facts.launch + 1e-6)
         for phase in phases(p):
-            share = _share(p, phase, tile, facts)
-            products = len(phase.h.taps) * _products(p, phase)
-            octets = tile.w // 8 * products
-            # Of one row of a warp: what the tensor cores take, and what shared memory does.
-            rate = cuda_facts(facts).matrix_flops / facts.cores
-            multiply = octets * tile.m * 8 * 32 * 2 / p.itemsize / rate * 2
-            read = octets * 2.5 * facts.cycle
+            share, work = _share(p, phase, tile, facts), _tile_work(p, phase, tile)
+            tiles = ceil_div(share.rows, tile.h)
+            # What shared memory and the tensor cores take of the tiles of a multiprocessor,
+            busy = work.reads * (1.3 if p.itemsize == 2 else 2.2) + work.products / 2
             warps = min(share.tasks * _kinds(p, tile) / facts.cores, share.resident)
-            row = warps * max(multiply, read, 40 * facts.cycle)
-            seconds += share.rounds * (share.rows * row + 2 * facts.latency) + 4 * facts.latency
-        traffic = p.input_bytes + p.residual_bytes + p.out_bytes + p.weight_bytes
-        return max(seconds, 1.2 * traffic / facts.bandwidth) + count_phases(p) * facts.launch
+            busy *= share.rounds * tiles * warps
+            # and how long a warp waits for one after the other.
+            waits = tiles * (275 + 6 * (work.reads + work.products + work.loads + work.stores))
+            waits += 2300 + 80 * work.first_loads
+            memory = _traffic(p, phase, tile) / (0.8 * facts.bandwidth)
+            computing = (busy + share.rounds * waits) * facts.cycle
+            seconds += max(memory, computing) + 0.1 * min(memory, computing)
+        return seconds
+
+
+class _Work(NamedTuple):
+    """Instructions of a warp."""
+
+    reads: float
+    """Of the ring, for one tile,"""
+    products: float
+    loads: float
+    stores: float
+    first_loads: float
+    """and before the first tile of a strip."""
+
+
+def _tile_work(p: ConvProblem, phase: Phase, tile: Tile) -> _Work:
+    octets, products = tile.w // 8, _products(p, phase)
+    rows = _tile_rows(phase, tile.h)
+    row_loads = _items(p, phase, tile) * (1 if _copy_bytes(p) else 8 // p.itemsize)
+    vector = out_vector(p, rectangles=True)
+    if _last(p):
+        stores = tile.h * tile.w * tile.m / 32 / min(vector, tile.m // 8, 16 // p.itemsize)
+    else:  # through shared memory
+        stores = tile.h * tile.w * tile.m / 32 * (2 / vector + 1 / 2)
+    return _Work(
+        reads=rows * products * octets,
+        products=tile.h * len(phase.h.taps) * products * octets * tile.m / 16,
+        loads=2 * min(tile.h * phase.h.in_stride, rows) * row_loads,
+        stores=stores,
+        first_loads=rows * row_loads,
+    )
+
+
+def _traffic(p: ConvProblem, phase: Phase, tile: Tile) -> float:
+    """Bytes from and to memory; those of a phase's outputs count for more where they are stored in
+    short runs, or in such that share sectors with others. Warps with less than all filters are idle
+    while others store."""
+    split = _kinds(p, tile) > 1
+    if _last(p):
+        run = (min(tile.m, p.k_group) if split else p.out_w * p.k) * p.itemsize
+        others = 0.0
+    else:
+        run = min(tile.w, phase.w.count) * p.itemsize
+        others = 1.6 * 64 / run if p.out_w * p.itemsize % 32 else 0.0
+    stored = (p.out_bytes + p.residual_bytes) * phase.pixels / (p.out_h * p.out_w)
+    stored *= align(p.k_group, tile.m) / p.k_group if split else 1.0
+    # Channels of a group that are less than a sector of memory.
+    alone = _last(p) and p.groups > 1
+    read = p.input_bytes * (max(32 / (p.c_group * p.itemsize), 1) if alone else 1)
+    return read + stored * (1 + 0.7 * (32 / run) ** 2) * (1 + others)
 
 
 class _Share(NamedTuple):
@@ -316,14 +366,17 @@ def _shared_bytes(p: ConvProblem, phase: Phase, tile: Tile) -> int:
     return filters + WARPS * (ring + staged)
 
 
+def _items(p: ConvProblem, phase: Phase, tile: Tile) -> int:
+    """Copies or groups of loads of a row that each lane makes."""
+    nbytes = _columns(p, phase, tile) * _channels(p) * p.itemsize
+    return ceil_div(nbytes, 32 * (_copy_bytes(p) or 8 * _wide(p)))
+
+
 def _registers(p: ConvProblem, phase: Phase, tile: Tile) -> int:
     """Of a thread, as far as the arrays that it holds tell."""
     filters = len(phase.h.taps) * _products(p, phase) * tile.m // 4
     sums = tile.h * tile.w // 8 * tile.m // 4
-    items = ceil_div(
-        _columns(p, phase, tile) * _channels(p) * p.itemsize,
-        32 * (_copy_bytes(p) or 8 * _wide(p)),
-    )
+    items = _items(p, phase, tile)
     held = 0
     if not _copy_bytes(p):
         new_rows = min(tile.h * phase.h.in_stride, _tile_rows(phase, tile.h))
