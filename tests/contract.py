@@ -102,7 +102,7 @@ class Runner:
     ) -> np.ndarray:
         plan, backend = self.plan, self.backend
         out = np.empty(plan.problem.out_shape, x.dtype)
-        given = {"input": x, "weight": w}
+        given = {"input": x, "weight": np.moveaxis(w, 1, -1) if plan.problem.weight_last else w}
         given |= {} if b is None else {"bias": b}
         given |= {} if residual is None else {"residual": residual}
         scratch = {"workspace": plan.workspace, "prepared": plan.prepared, **dict(plan.staged)}

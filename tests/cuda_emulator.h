@@ -801,12 +801,13 @@ inline void copy_row(std::vector<Copy>& copies, unsigned to, const TensorMap& ma
 
 }  // namespace emulator
 
-inline void copy_rows(unsigned to, const TensorMap& map, int column, int row, unsigned barrier) {
+inline void copy_rows(unsigned to, const TensorMap& map, int c, int tap, int row,
+                      unsigned barrier) {
   emulator::check_target(to, map.rows * 128, 1024);
   emulator::Arrival arrival{{}, barrier, true};
   for (int i = 0; i < map.rows; i++) {
-    const int place = row + i;
-    emulator::copy_row(arrival.copies, to + i * 128, map, column, &place, place < map.sizes[1]);
+    const int place[] = {tap, row + i};
+    emulator::copy_row(arrival.copies, to + i * 128, map, c, place, row + i < map.sizes[2]);
   }
   emulator::begin_arrival(std::move(arrival));
 }

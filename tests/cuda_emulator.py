@@ -41,6 +41,7 @@ HOPPER = CudaFacts(
     f16=True,
     bf16=True,
     tf32=True,
+    weight_last=True,
     capability=(9, 0),
     bandwidth=4.3e12,
     flops=67e12,

@@ -22,7 +22,7 @@ import reference
 from cuda_emulator import HOPPER, Emulator, compiler, filled
 
 import wgpuconv
-from wgpuconv import Device, devices
+from wgpuconv import Device, devices, tiling
 from wgpuconv.algorithms import Algorithm
 from wgpuconv.errors import MissingExtraError, NoAdapterError
 from wgpuconv.plan import Config, Pass, Plan, Region, Shader
@@ -481,7 +481,7 @@ def test_what_a_device_lacks() -> None:
 def test_workspace_is_limited() -> None:
     problem = ConvProblem.parse("conv2d f16 n4 c64 h56 w56 k64 r3 s3")
     for algorithm in ALGORITHMS:
-        if algorithm.refusal(problem, HOPPER) is None and algorithm.name.endswith("mma"):
+        if "to_channels_last" in algorithm.shaders:
             (config, *_) = algorithm.configs(problem, HOPPER)
             with pytest.raises(wgpuconv.errors.AlgorithmRefusedError, match="may have 1000"):
                 algorithm.lower(problem, config, HOPPER, 1000)
@@ -620,7 +620,13 @@ def test_tensor_maps() -> None:
     (config, *_) = WGMMA.configs(problem, HOPPER)
     (step,) = WGMMA.lower(problem, config, HOPPER, HOPPER.workspace_limit).passes
     assert tensor_maps(step)["packed"] == TensorMap(
-        dtype="f16", sizes=(64, 70), strides=(128,), rows=int(config["tile_m"])
+        dtype="f16", sizes=(64, 1, 70), strides=(128, 128), rows=int(config["tile_m"])
+    )
+    problem = ConvProblem.parse("conv2d f16 n2 c104 h9 w12 k70 r3 s2 nhwc wlast")
+    (config, *_) = WGMMA.configs(problem, HOPPER)
+    (step,) = WGMMA.lower(problem, config, HOPPER, HOPPER.workspace_limit).passes
+    assert tensor_maps(step)["packed"] == TensorMap(
+        dtype="f16", sizes=(104, 6, 70), strides=(208, 1248), rows=int(config["tile_m"])
     )
 
 
@@ -654,11 +660,12 @@ def test_a_tensor_map_is_encoded_where_its_array_lies() -> None:
     described = [[64, 9, 8, 2], [128, 1152, 9216], [-1, -2], [0, 1], 64, 192, [1, 2, 3, 1]]
     assert calls == [("im2col", [9, 4, at, *described, *options]) for at in (4096, 8192)]
     calls.clear()
-    rows = EncodedMap(driver, TensorMap("f32", (40, 70), (160,), 96))
+    rows = EncodedMap(driver, TensorMap("f32", (40, 6, 70), (160, 960), 96))
     with pytest.raises(RuntimeError):
         rows.point_to(16)
     rows.point_to(16)
-    assert calls == 2 * [("tiled", [7, 2, 16, [40, 70], [160], [32, 96], [1, 1], *options])]
+    described = [[40, 6, 70], [160, 960], [32, 1, 96], [1, 1, 1]]
+    assert calls == 2 * [("tiled", [7, 3, 16, *described, *options])]
 
 
 def test_what_reading_in_planes_spares() -> None:
@@ -1005,6 +1012,41 @@ SHARED: list[tuple[str, str, Config]] = [
 ]
 """Phases of transposed convolutions that gather the same pixels."""
 EMULATED += SHARED
+WEIGHT_LAST = [
+    *(
+        ("implicit_gemm_wgmma", text, wgmma_config(*tile))
+        for tile, text in [
+            # the copy engine brings them: blocks of channels, the last one not whole, of each tap
+            (
+                (128, 64, 2, 3, 1),
+                "conv2d f16 n2 c112 h9 w11 k70 r3 s2 stride2,1 pad1,0,2,1 dil2,1 nhwc",
+            ),
+            ((192, 128, 2, 1, 1), "conv2d f16 n3 c128 h9 w11 k170 r3 s3 pad1 groups2 nhwc bias"),
+            ((128, 64, 3, 3, 3), "conv2d bf16 n3 c64 h9 w9 k72 r2 s2 bias residual act:relu"),
+            # packed
+            ((128, 64, 3, 1, 1), "conv2d f16 n3 c40 h14 w9 k70 r3 s3 pad1 nhwc bias residual"),
+            (
+                (128, 64, 3, 1, 1),
+                "conv_transpose2d f16 n3 c72 h9 w7 k70 r2 s3 stride2,3 nhwc bias act:relu",
+            ),
+        ]
+    ),
+    *(
+        next(e for e in EMULATED if e[0] == name and part in e[1])
+        for name, part in [
+            ("halo_mma", "c72 h12"),
+            ("halo_wgmma", "c80 h9"),
+            ("implicit_gemm_mma", "c24 h4"),
+            ("implicit_gemm", "conv2d"),
+            ("implicit_gemm", "transpose2d"),
+            ("direct_mma", "c3 h21"),
+            ("direct_mma", "c20 h13"),
+            ("direct_mma", "transpose2d f32"),
+        ]
+    ),
+]
+"""Weights whose channels lie side by side."""
+EMULATED += [(name, f"{text} wlast", config) for name, text, config in WEIGHT_LAST]
 EMULATED += [
     (name, text.replace(" f16 ", " bf16 "), config)
     for name, text, config in EMULATED
@@ -1017,6 +1059,26 @@ def test_kernels_on_the_cpu(emulator: Emulator, name: str, text: str, config: Co
     """Each kind of path through the kernels, with copies as late and memory as bad as can be."""
     algorithm = next(a for a in ALGORITHMS if a.name == name)
     contract.verify(emulator.device, algorithm, ConvProblem.parse(text), config, facts=FEW_CORES)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "conv2d f16 n1 c24 h12 w11 k40 r3 s3 pad1 nhwc bias wlast",
+        "conv_transpose2d f16 n1 c24 h9 w8 k40 r2 s2 stride2 nhwc bias wlast",
+    ],
+)
+def test_parts_of_a_weight_whose_channels_lie_side_by_side(emulator: Emulator, text: str) -> None:
+    problem, algorithm = ConvProblem.parse(text), next(a for a in ALGORITHMS if a.name == "direct")
+    limits = dataclasses.replace(HOPPER.limits, max_binding=6000, storage_alignment=16)
+    facts = dataclasses.replace(HOPPER, limits=limits)
+    (config, *_) = algorithm.configs(problem, facts)
+    plan = tiling.lower(problem, algorithm, config, facts, 1 << 20)
+    x, w, b = reference.arrays(problem, exact=True)
+    got = contract.Runner(emulator.device, plan)(x, w, b)
+    reference.check(problem, got, x, w, b, exact=True)
+    boxes = {str(part.weight) for part in tiling.parts(problem, limits, 1 << 20)}
+    assert len(boxes) > 1
 
 
 def test_a_weight_that_comes_anew(emulator: Emulator) -> None:
@@ -1036,7 +1098,8 @@ def test_plain_kernels_on_the_cpu(emulator: Emulator, name: str, layout: str) ->
     algorithm = next(a for a in ALGORITHMS if a.name == name)
     for i, base in enumerate(contract.problems()[:14]):
         dtype = ("f16", "bf16")[i % 2]
-        problem = base.with_(dtype=dtype, layout=layout, residual=layout == "NHWC")
+        changes = {"residual": layout == "NHWC", "weight_last": i % 4 > 1}
+        problem = base.with_(dtype=dtype, layout=layout, **changes)
         if algorithm.refusal(problem, HOPPER) is None:
             config = algorithm.configs(problem, HOPPER)[-1]
             contract.verify(emulator.device, algorithm, problem, config)

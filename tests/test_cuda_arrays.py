@@ -198,7 +198,8 @@ class EmulatedBackend(Emulator):
         self.guard = nullcontext()
         self.guests = CudaGuests(self)  # type: ignore[arg-type]
         self.inputs: list[int] = []
-        """The addresses of the inputs of all runs, and their streams."""
+        """The addresses of the inputs and weights of all runs, and their streams."""
+        self.weights: list[int] = []
         self.streams: list[int | None] = []
 
     def allocate(self, nbytes: int) -> Any:
@@ -225,6 +226,7 @@ class EmulatedBackend(Emulator):
         self.streams.append(stream)
         self.api.order.append("run")
         self.inputs.append(buffers["input"].pointer)
+        self.weights.append(buffers["weight"].pointer)
         super().run(compiled, {role: raw(buffer) for role, buffer in buffers.items()}, into)
 
 
@@ -424,6 +426,26 @@ def test_channels_last_is_used(card: Device) -> None:
     flipped = X[:, :, :, ::-1]
     reference.check(PROBLEM, got.array.transpose(0, 3, 1, 2), flipped, W, B)
     assert got.array.flags.c_contiguous
+
+
+def test_a_weight_in_channels_last_is_read_as_it_lies(card: Device) -> None:
+    """Beside an input in NHWC, of which its own strides or the caller tell; else it is copied."""
+    last = aligned(W.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
+    for x, layout, used in (
+        (NHWC, "NCHW", True),
+        (NHWC.transpose(0, 2, 3, 1), "NHWC", True),
+        (X, "NCHW", False),
+    ):
+        got = convolve(card, FakeArray.of(x), *of(last, B), layout=layout)
+        assert (card.backend.weights[-1] == last.ctypes.data) is used
+        found = got.array if layout == "NCHW" else got.array.transpose(0, 3, 1, 2)
+        reference.check(PROBLEM, found, X, W, B)
+    # The same shapes with other strides are another plan.
+    got = convolve(card, FakeArray.of(NHWC), *of(W, B))
+    assert card.backend.weights[-1] == W.ctypes.data
+    reference.check(PROBLEM, got.array, X, W, B)
+    module = wgpuconv.Conv2d(FakeArray.of(last), FakeArray.of(B), padding=1, device=card)
+    reference.check(PROBLEM, module(FakeArray.of(NHWC)).array, X, W, B)
 
 
 def test_one_image(card: Device) -> None:
@@ -627,6 +649,14 @@ def test_no_default_device(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(importlib.metadata, "entry_points", entry_points)
 
 
+def test_weights_in_channels_last_elsewhere(device: Device) -> None:
+    with pytest.raises(UnsupportedFeatureError, match=r"\('wlast'\) needs a CUDA device"):
+        device.choose(PROBLEM.with_(weight_last=True))
+    (direct,) = (a for a in device.algorithms if a.name == "direct")
+    reason = direct.refusal(PROBLEM.with_(weight_last=True), device.facts)
+    assert reason == "reads weights as (4, 5, 3, 3), not as (4, 3, 3, 5)"
+
+
 def test_tf32_elsewhere() -> None:
     with pytest.raises(UnsupportedFeatureError, match="precision 'tf32' needs a CUDA device"):
         wgpuconv.conv2d(X, W, precision="tf32")
@@ -690,8 +720,9 @@ def test_torch_on_a_gpu(cuda: Device) -> None:
         with torch.cuda.stream(stream):
             x, w, b = (torch.tensor(a, device="cuda") for a in (X, W, B))
             last = x.contiguous(memory_format=torch.channels_last)
-            for image in (x, last):
-                got = wgpuconv.conv2d(image, w, b, padding=1, device=cuda)
+            filters = w.contiguous(memory_format=torch.channels_last)
+            for image, weight in ((x, w), (last, w), (x, filters), (last, filters)):
+                got = wgpuconv.conv2d(image, weight, b, padding=1, device=cuda)
                 assert isinstance(got, torch.Tensor)
                 assert got.is_cuda
                 assert got.is_contiguous(memory_format=torch.channels_last) == (image is last)

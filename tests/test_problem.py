@@ -52,7 +52,7 @@ def problems(draw: st.DrawFn) -> ConvProblem:
         h, w = h + 9, w + 9  # so that the padding does not crop all of the output
     layout = draw(st.sampled_from(["NCHW", "NHWC"]))
     n, dtype = draw(st.integers(0, 5)), draw(st.sampled_from(["f32", "f16"]))
-    return ConvProblem.from_call(
+    problem = ConvProblem.from_call(
         op,
         (n, c, h, w) if layout == "NCHW" else (n, h, w, c),
         (k, c // groups, r, s) if op == "conv2d" else (c, k // groups, r, s),
@@ -68,6 +68,19 @@ def problems(draw: st.DrawFn) -> ConvProblem:
         layout=layout,
         activation=draw(activations),
     )
+    return problem.with_(weight_last=draw(st.booleans()))
+
+
+def test_the_order_of_a_weight() -> None:
+    """Is told where it matters."""
+    problem = ConvProblem.parse("conv2d f16 n1 c6 h9 w9 k4 r3 s2 groups2 wlast")
+    assert problem.weight_last
+    assert problem.weight_shape == (4, 3, 3, 2)
+    assert problem.weight_memory_shape == (4, 3, 2, 3)
+    assert problem.with_(weight_last=False).weight_memory_shape == (4, 3, 3, 2)
+    for same in ("r1 s1", "r3 s2 groups6"):
+        text = f"conv2d f16 n1 c6 h9 w9 k6 {same}"
+        assert ConvProblem.parse(f"{text} wlast") == ConvProblem.parse(text)
 
 
 @given(problems())

@@ -208,6 +208,11 @@ class Device:
                 f"precision 'tf32' needs a CUDA device of compute capability 8.0 or more, got "
                 f"{self.name} of {self.backend.identity.backend}; leave it out"
             )
+        if problem.weight_last and not self.facts.weight_last:
+            raise UnsupportedFeatureError(
+                f"a weight with its channels last ('wlast') needs a CUDA device, got {self.name} "
+                f"of {self.backend.identity.backend}; leave it out"
+            )
         return survey(problem, self.facts, self.algorithms, workspace_limit=workspace_limit)
 
     def choose(

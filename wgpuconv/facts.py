@@ -46,6 +46,8 @@ class Facts:
     """Whether kernels may load and store bfloat16."""
     tf32: bool = False
     """Whether some kernel multiplies float32 as TF32."""
+    weight_last: bool = False
+    """Whether kernels read a weight whose channels lie side by side."""
     software: bool = False
     """A CPU driver: correct, slow, and not worth measuring."""
     bandwidth: float = 200e9

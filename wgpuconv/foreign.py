@@ -23,9 +23,10 @@ DLPACK_CUDA = (2, 13)
 """kDLCUDA and kDLCUDAManaged: the kinds of device of DLPack whose memory CUDA kernels can read."""
 _OURS = (np.ndarray, Tensor, type(None))
 
-Planner = Callable[[dict[str, tuple[int, ...]], str, bool], tuple[Any, Any]]
-"""From shapes by role, a dtype, and whether images in NCHW have the strides of NHWC, which is the
-plan's layout then: a compiled plan, and where its weights are prepared already, their buffer."""
+Planner = Callable[[dict[str, tuple[int, ...]], str, bool, bool], tuple[Any, Any]]
+"""From shapes by role, a dtype, whether images in NCHW have the strides of NHWC, which is the
+plan's layout then, and whether the weight has them: a compiled plan, and where its weights are
+prepared already, their buffer."""
 
 
 def host_of(device: Device | None, arrays: dict[str, Any]) -> Device | None:
@@ -94,6 +95,7 @@ def convolve(on: Device, arrays: dict[str, Any], layout: str, plan: Planner) -> 
 
     An input in NCHW whose strides are those of NHWC is one of NHWC for the plan, and the residual
     and the result have such strides too. (Not where the residual is a tensor, which has none.)
+    Beside an input in NHWC a weight may have them as well.
     """
     guests: Guests = on.backend.guests
     x, residual, out = (arrays[role] for role in ("input", "residual", "out"))
@@ -106,8 +108,8 @@ def convolve(on: Device, arrays: dict[str, Any], layout: str, plan: Planner) -> 
     lent = {"input": first}
     for role in READ[1:]:
         if arrays[role] is not None or role == "weight":
-            like_input = last and role == "residual"
-            lent[role] = _guest(on, role, arrays[role], channels_last=like_input)
+            may = {"residual": last, "weight": None if last or layout == "NHWC" else False}
+            lent[role] = _guest(on, role, arrays[role], channels_last=may.get(role, False))
     for role, guest in lent.items():
         if guest.dtype != first.dtype:
             wanted, found = numpy_dtype(first.dtype), numpy_dtype(guest.dtype)
@@ -117,7 +119,7 @@ def convolve(on: Device, arrays: dict[str, Any], layout: str, plan: Planner) -> 
         role: _logical(guest.shape) if guest.channels_last else guest.shape
         for role, guest in lent.items()
     }
-    compiled, prepared = plan(shapes, first.dtype, last)
+    compiled, prepared = plan(shapes, first.dtype, last, lent["weight"].channels_last)
     problem = compiled.plan.problem
     shape = problem.out_shape if len(first.shape) == 4 else problem.out_shape[1:]
     result, buffer = _result(on, out, shape, first, x, channels_last=either)

@@ -111,7 +111,9 @@ class _Module:
                 self.device,
                 theirs | {"weight": self.weight, "bias": self.bias},
                 self._parameters.layout,
-                lambda shapes, _, last: self._plan(shapes["input"], shapes.get("residual"), last),
+                lambda shapes, _, last, __: self._plan(
+                    shapes["input"], shapes.get("residual"), last
+                ),
             )
         common_dtype(self.device, weight=self.weight, input=input, residual=residual)
         common_device(self.device, **theirs)

@@ -183,9 +183,12 @@ def _convolve(
     host = foreign.host_of(on, given)
     if host is not None:
 
-        def plan(shapes: dict[str, tuple[int, ...]], dtype: str, last: bool) -> tuple[Any, None]:
+        def plan(
+            shapes: dict[str, tuple[int, ...]], dtype: str, last: bool, weight_last: bool
+        ) -> tuple[Any, None]:
             four = [shapes.get(role) for role in READ]
-            return _compiled(host, op, four, dtype, parameters, choice, channels_last=last), None
+            lasts = (last, weight_last)
+            return _compiled(host, op, four, dtype, parameters, choice, lasts), None
 
         return foreign.convolve(host, given, as_layout(parameters.layout), plan)
     dtype = common_dtype(on, input=x, weight=weight, bias=bias, residual=residual)
@@ -203,19 +206,21 @@ def _compiled(
     dtype: str,
     parameters: Parameters,
     choice: tuple[str, int | None],
-    *,
-    channels_last: bool = False,
+    channels_last: tuple[bool, bool] = (False, False),
 ) -> Any:
     """The plan of a call, found by its raw arguments: shapes are those of the input, the weight,
-    the bias and the residual. With ``channels_last`` images in NCHW have the strides of NHWC."""
+    the bias and the residual. ``channels_last`` says whether images in NCHW, and the weight, have
+    the strides of NHWC."""
     key = (op, *shapes, dtype, channels_last)
     compiled = on.call_cache.get(key, parameters + choice)
     if compiled is None:
         algorithm, limit = choice
         x, weight, bias, residual = shapes
         problem = problem_of(op, x, weight, bias, dtype, parameters, residual)
-        if channels_last:
+        if channels_last[0]:
             problem = problem.with_(layout="NHWC")
+        if channels_last[1]:
+            problem = problem.with_(weight_last=True)
         compiled = on.compiled(problem, algorithm=algorithm, workspace_limit=limit)
         on.call_cache.put(key, parameters + choice, compiled)
     return compiled

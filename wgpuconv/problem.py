@@ -7,7 +7,8 @@ and bug reports share, as an object or as text::
     conv2d f32 n16 c64 h56 w56 k128 r3 s3 stride1 pad1
     conv_transpose2d f16 n1 c8 h5 w5 k4 r3 s3 stride2 pad1 outpad1,0 groups2 nhwc bias act:clip,0,6
 
-The word ``tf32`` behind the sizes allows TF32 (see ``precision``).
+The word ``tf32`` behind the sizes allows TF32 (see ``precision``), ``wlast`` tells of a weight
+whose channels lie side by side (see ``weight_last``).
 """
 
 from __future__ import annotations
@@ -118,7 +119,9 @@ class ConvProblem:
     ``layout`` ('NCHW' or 'NHWC'; lower case becomes that) orders the input and the output, and
     the ``residual``, an array like the output that is added before the activation.
     ``precision`` "tf32" allows a kernel to round float32 inputs and weights to TF32 (10 bits of
-    mantissa) before it multiplies; sums stay in float32.
+    mantissa) before it multiplies; sums stay in float32. ``weight_last`` says that the weight's
+    memory has its second axis last, (K, R, S, C/groups) or (C, R, S, K/groups), as PyTorch's
+    ``channels_last`` has it; it is dropped where that is the same.
 
     Made directly it is validated in nothing but its layout (ProblemError where that is neither);
     :meth:`from_call` and :meth:`parse` validate all of it.
@@ -143,8 +146,11 @@ class ConvProblem:
     residual: bool = False
     activation: Activation = IDENTITY
     precision: str = "default"
+    weight_last: bool = False
 
     def __post_init__(self) -> None:
+        if self.weight_last and (self.r * self.s == 1 or self.weight_shape[1] == 1):
+            object.__setattr__(self, "weight_last", False)
         if self.layout not in LAYOUTS:  # not in every call: as_layout is slower than this
             object.__setattr__(self, "layout", as_layout(self.layout))
 
@@ -195,6 +201,12 @@ class ConvProblem:
         if self.transposed:
             return (self.c, self.k_group, self.r, self.s)
         return (self.k, self.c_group, self.r, self.s)
+
+    @property
+    def weight_memory_shape(self) -> tuple[int, int, int, int]:
+        """The weight's shape in the order of its memory."""
+        first, second, r, s = self.weight_shape
+        return (first, r, s, second) if self.weight_last else self.weight_shape
 
     @property
     def itemsize(self) -> int:
@@ -414,6 +426,8 @@ class ConvProblem:
             words.append(f"act:{self.activation}")
         if self.precision != "default":
             words.append(self.precision)
+        if self.weight_last:
+            words.append("wlast")
         return " ".join(words)
 
     @classmethod
@@ -432,7 +446,7 @@ class ConvProblem:
             )
         op: Op = "conv2d" if words[0] == "conv2d" else "conv_transpose2d"
         dtype, layout, activation, precision = "f32", "NCHW", IDENTITY, "default"
-        bias = residual = False
+        bias = residual = weight_last = False
         numbers: dict[str, tuple[int, ...]] = {}
         for word in words[1:]:
             match = re.fullmatch(rf"({'|'.join(_NUMBERED)})(\d+(?:,\d+)*)", word)
@@ -450,6 +464,8 @@ class ConvProblem:
                 residual = True
             elif word in PRECISIONS[1:]:
                 precision = word
+            elif word == "wlast":
+                weight_last = True
             elif word.startswith("act:"):
                 activation = parse_activation(word.removeprefix("act:"))
             else:
@@ -470,7 +486,7 @@ class ConvProblem:
             raise ProblemError(f"groups must divide c{c} and k{k}, got groups{groups} in {text!r}")
         pad = numbers.get("pad", (0,))
         shape = (n, c, h, w) if layout == "NCHW" else (n, h, w, c)
-        return cls.from_call(
+        problem = cls.from_call(
             op,
             shape,
             (k, c // groups, r, s) if op == "conv2d" else (c, k // groups, r, s),
@@ -486,6 +502,7 @@ class ConvProblem:
             activation=activation,
             precision=precision,
         )
+        return problem.with_(weight_last=True) if weight_last else problem
 
     def with_(self, **changes: Any) -> ConvProblem:
         """A copy with some fields changed, of which the layout alone is validated again."""
@@ -493,7 +510,7 @@ class ConvProblem:
 
 
 _NUMBERED = ("n", "c", "h", "w", "k", "r", "s", "stride", "pad", "dil", "outpad", "groups")
-_WORDS = ("nchw", "nhwc", "bias", "residual", "tf32")
+_WORDS = ("nchw", "nhwc", "bias", "residual", "tf32", "wlast")
 _EXAMPLE = "conv2d f32 n1 c3 h32 w32 k8 r3 s3 stride1 pad1"
 _OTHER_NAMES = {
     "dilation": "dil", "padding": "pad", "output_padding": "outpad", "outpadding": "outpad",

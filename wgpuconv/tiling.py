@@ -363,9 +363,10 @@ def _part(p: ConvProblem, channels: _Channels, images: slice, rows: _Rows, colum
     size_k = k.stop - k.start
     if p.transposed:
         first = k.start - c.start // p.c_group * p.k_group
-        weight = (c, slice(first, first + size_k // channels.groups))
+        outer, inner = c, slice(first, first + size_k // channels.groups)
     else:
-        weight = (k, slice(0, p.c_group))
+        outer, inner = k, slice(0, p.c_group)
+    taps = slice(0, p.r), slice(0, p.s)
 
     def ordered(channel: slice, h: slice, w: slice) -> Box:
         return (images, channel, h, w) if p.layout == "NCHW" else (images, h, w, channel)
@@ -383,7 +384,7 @@ def _part(p: ConvProblem, channels: _Channels, images: slice, rows: _Rows, colum
             groups=channels.groups,
         ),
         input=ordered(c, rows.input, columns.input),
-        weight=(*weight, slice(0, p.r), slice(0, p.s)),
+        weight=(outer, *taps, inner) if p.weight_last else (outer, inner, *taps),
         bias=(k,),
         out=ordered(k, rows.out, columns.out),
     )
@@ -436,7 +437,7 @@ class _Recorder:
         self._held: dict[Role, Box] = {}
         self._shapes: dict[Role, tuple[int, ...]] = {
             "input": problem.input_shape,
-            "weight": problem.weight_shape,
+            "weight": problem.weight_memory_shape,
             "bias": (problem.k,),
             "residual": problem.out_shape,
             "out": problem.out_shape,

@@ -28,6 +28,8 @@ class Algorithm(ABC):
     """Every shader file that its plans may use."""
     tf32: ClassVar[bool] = False
     """Whether it multiplies float32 as TF32 where the problem allows that."""
+    weight_last: ClassVar[bool] = False
+    """Whether it reads a weight whose channels lie side by side."""
 
     def source(self) -> str:
         """A digest of the kernels' text: a stored timing holds as long as it stays the same."""
@@ -41,6 +43,8 @@ class Algorithm(ABC):
         """Why it does not apply, in a sentence with values; None where it does."""
         if problem.op not in self.ops:
             return f"computes {' and '.join(self.ops)}, not {problem.op}"
+        if problem.weight_last and not self.weight_last:
+            return f"reads weights as {problem.weight_shape}, not as {problem.weight_memory_shape}"
         return self.refuse(problem, facts)
 
     def refuse(self, problem: ConvProblem, facts: Facts) -> str | None:
@@ -81,6 +85,27 @@ def strides(problem: ConvProblem) -> Strides:
     if p.layout == "NCHW":
         return Strides(x, p.h * p.w, p.w, 1, y, p.out_h * p.out_w, p.out_w, 1)
     return Strides(x, 1, p.w * p.c, p.c, y, 1, p.out_w * p.k, p.k)
+
+
+class WeightStrides(NamedTuple):
+    """Of the weight over groups, filters and channels of a group, and rows and columns of taps."""
+
+    w_g: int
+    w_k: int
+    w_c: int
+    w_r: int
+    w_s: int
+
+
+def weight_strides(problem: ConvProblem) -> WeightStrides:
+    p = problem
+    taps, outer = p.r * p.s, p.weight_shape[1] * p.r * p.s
+    inner, row, column = (1, p.s * p.weight_shape[1], p.weight_shape[1])
+    if not p.weight_last:
+        inner, row, column = taps, p.s, 1
+    if p.transposed:
+        return WeightStrides(p.c_group * outer, inner, outer, row, column)
+    return WeightStrides(p.k_group * outer, outer, inner, row, column)
 
 
 def params(**values: int | float) -> tuple[tuple[str, int | float], ...]:

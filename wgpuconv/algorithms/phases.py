@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..problem import ConvProblem
-from .base import Strides
+from .base import Strides, weight_strides
 
 
 class Tap(NamedTuple):
@@ -206,15 +206,14 @@ def tap_table(problem: ConvProblem, phase: Phase, x: Strides, padded: int, *, bl
     that of its column. The order of k is (block of ``block`` channels, r, s, channel of the
     block). The last two say which weight goes to which k, in the order of the weight's memory.
     """
-    taps = problem.r * problem.s
-    w_c = problem.k_group * taps if problem.transposed else taps
+    strides = weight_strides(problem)
     h = np.array(phase.h.taps, dtype=np.int64).reshape(-1, 2)
     w = np.array(phase.w.taps, dtype=np.int64).reshape(-1, 2)
     axes = np.arange(problem.c_group), np.arange(len(h)), np.arange(len(w))
     c, hi, wi = (a.ravel() for a in np.meshgrid(*axes, indexing="ij"))
     order = np.lexsort((c % block, wi, hi, c // block))
     c, hi, wi = c[order], hi[order], wi[order]
-    offsets = c * w_c + h[hi, 0] * problem.s + w[wi, 0]
+    offsets = c * strides.w_c + h[hi, 0] * strides.w_r + w[wi, 0] * strides.w_s
     table = np.empty((padded, 4), dtype="<i4")
     table[:] = (0, NEVER, 0, 0)
     table[: len(c), 0] = c * x.x_c + h[hi, 1] * x.x_h + w[wi, 1] * x.x_w

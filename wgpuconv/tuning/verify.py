@@ -81,7 +81,7 @@ def random_data(problem: ConvProblem, seed: int = 0) -> dict[str, Array]:
     scales = {"input": 1.0, "weight": 1 / math.sqrt(problem.reduction)}
     shapes: dict[str, tuple[int, ...]] = {
         "input": problem.input_shape,
-        "weight": problem.weight_shape,
+        "weight": problem.weight_memory_shape,
     }
     if problem.bias:
         scales["bias"], shapes["bias"] = 1.0, (problem.k,)
@@ -185,10 +185,11 @@ def _exact(problem: ConvProblem, data: Mapping[str, Array], points: Points) -> t
         columns[:, None, None, :],
     ].astype(np.float64)
     x *= rows_in[:, None, :, None] & columns_in[:, None, None, :]
+    weight = np.moveaxis(data["weight"], -1, 1) if p.weight_last else data["weight"]
     if p.transposed:
-        w = data["weight"][channels, (points.k % p.k_group)[:, None]]
+        w = weight[channels, (points.k % p.k_group)[:, None]]
     else:
-        w = data["weight"][points.k]
+        w = weight[points.k]
     products = x * w.astype(np.float64)
     axes = (1, 2, 3)
     return products.sum(axis=axes), abs(products).sum(axis=axes)

@@ -562,6 +562,7 @@ def _facts(api: Any, ordinal: int, capability: tuple[int, int]) -> CudaFacts:
         f16=True,
         bf16=True,
         tf32=capability >= AMPERE,
+        weight_last=True,
         capability=capability,
         bandwidth=0.9 * 2 * memory_clock * bus / 8,
         flops=2.0 * _LANES.get(capability, 128) * cores * clock,

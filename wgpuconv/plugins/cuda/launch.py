@@ -71,7 +71,8 @@ class EncodedMap:
         self._pointer: int | None = None
         self._encode = driver.encode_im2col if m.lower else driver.encode_tiled
         steps = (ctypes.c_uint32 * axes)(*(m.steps or (1,) * axes))
-        copied: tuple[Any, ...] = ((ctypes.c_uint32 * axes)(m.row_elements, m.rows), steps)
+        box = (m.row_elements, *(1,) * (axes - 2), m.rows)
+        copied: tuple[Any, ...] = ((ctypes.c_uint32 * axes)(*box), steps)
         if m.lower:
             corners = ((ctypes.c_int * len(corner))(*corner) for corner in (m.lower, m.upper))
             copied = (*corners, m.row_elements, m.rows, steps)

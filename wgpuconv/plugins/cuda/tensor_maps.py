@@ -31,7 +31,7 @@ class TensorMap:
     strides: tuple[int, ...]
     """In bytes, of all axes but the first one."""
     rows: int
-    """How many a copy brings, each of 128 bytes: pixels, or rows of a matrix."""
+    """How many a copy brings, each of 128 bytes: pixels, or along the last axis."""
     lower: tuple[int, ...] = ()
     """Of (channels, w, h, n), gathered: where the first taps of an image begin, in w and h,"""
     upper: tuple[int, ...] = ()
@@ -71,10 +71,11 @@ def tensor_maps(step: Pass) -> dict[str, TensorMap]:
         )
     }
     if not constants["PACKED"]:
+        count = taps["h"] * taps["w"]
         maps["packed"] = TensorMap(
             dtype,
-            (v["channels"], v["groups"] * v["m"]),
-            (v["channels"] * itemsize,),
+            (v["channels"], count, v["groups"] * v["m"]),
+            (v["channels"] * itemsize, count * v["channels"] * itemsize),
             tiles["TILE_M"],
         )
     return maps

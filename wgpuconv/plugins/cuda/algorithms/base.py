@@ -11,6 +11,8 @@ from ..source import source_hash
 class CudaAlgorithm(Algorithm):
     """``shaders`` names files of the plugin's own ``kernels/``."""
 
+    weight_last = True
+
     def source(self) -> str:
         return source_hash(self.shaders)
 

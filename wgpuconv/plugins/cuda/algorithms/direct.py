@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from ....algorithms.base import (
     bias_region,
+    params,
     roofline,
+    weight_strides,
 )
 from ....algorithms.direct import direct_params
 from ....facts import Facts
@@ -43,7 +45,7 @@ class Direct(CudaAlgorithm):
                 CHANNELS_LAST=p.layout == "NHWC",
                 TRANSPOSED=p.transposed,
             ).ending_as(p),
-            direct_params(p),
+            direct_params(p) + params(**weight_strides(p)._asdict()),
             (
                 ("x", Region("input")),
                 ("weight", Region("weight")),

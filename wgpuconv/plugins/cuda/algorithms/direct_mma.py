@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ....algorithms.base import activation_params, params
+from ....algorithms.base import activation_params, params, weight_strides
 from ....algorithms.phases import Axis, Phase, count_phases, phases, refuse_phases
 from ....facts import Facts
 from ....plan import Config, Pass, Plan, Region, Shader, align, ceil_div, grid_1d
@@ -112,6 +112,7 @@ class DirectMma(CudaAlgorithm):
             STEP_W=_tap_step(phase.w),
             RING=tile.ring,
             COPY_BYTES=_copy_bytes(p),
+            WEIGHT_LAST=p.weight_last,
             FILTER_VECTOR=_filter_vector(p),
             WIDE=_wide(p),
             LEAD=_lead(p, phase),
@@ -123,7 +124,7 @@ class DirectMma(CudaAlgorithm):
             SHARED_BYTES=_shared_bytes(p, phase, tile),
         )
         h, w = (_places(axis) for axis in (phase.h, phase.w))
-        taps = p.r * p.s
+        weight = weight_strides(p)
         return Pass(
             lowering.ending(shader),
             params(
@@ -143,12 +144,12 @@ class DirectMma(CudaAlgorithm):
                 x_c=x.strides.x_c,
                 x_h=x.strides.x_h,
                 x_w=x.strides.x_w,
-                w_first=h[0] * p.s + w[0],
-                w_g=p.weight_bytes // p.itemsize // p.groups,
-                w_m=taps if p.transposed else p.reduction,
-                w_c=taps * (p.k_group if p.transposed else 1),
-                w_r=h[1] * p.s,
-                w_s=w[1],
+                w_first=h[0] * weight.w_r + w[0] * weight.w_s,
+                w_g=weight.w_g,
+                w_m=weight.w_k,
+                w_c=weight.w_c,
+                w_r=h[1] * weight.w_r,
+                w_s=w[1] * weight.w_s,
                 **output_params(p, phase),
                 m_tiles=ceil_div(p.k_group, tile.m),
                 **activation_params(p),

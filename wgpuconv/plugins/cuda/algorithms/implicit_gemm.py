@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ....algorithms.base import params, roofline
+from ....algorithms.base import params, roofline, weight_strides
 from ....algorithms.phases import Phase, phases, refuse_gather, tap_table
 from ....facts import Facts
 from ....plan import Config, Pass, Plan, Region, Shader, ceil_div, grid_1d
@@ -105,8 +105,8 @@ class ImplicitGemm(CudaAlgorithm):
                 reduction=p.c_group * phase.taps,
                 k_padded=steps * tile.k,
                 groups=p.groups,
-                w_g=p.weight_bytes // p.itemsize // p.groups,
-                w_m=p.r * p.s if p.transposed else p.reduction,
+                w_g=weight_strides(p).w_g,
+                w_m=weight_strides(p).w_k,
             ),
             (("weight", Region("weight")), ("taps", taps), ("packed", packed)),
             grid_1d(ceil_div(elements, 128), lowering.limits),

@@ -144,7 +144,7 @@ class ImplicitGemmWgmma(CudaAlgorithm):
         for gather in shared_gathers(p):
             phase = gather.phase
             steps = ceil_div(phase.taps * channels, step.k)
-            if _packed(p):
+            if _packed(p, facts.limits):
                 offsets = weight_offsets(p, phase, channels, block)
                 filters = pack(
                     lowering,
@@ -189,7 +189,7 @@ class ImplicitGemmWgmma(CudaAlgorithm):
             BLOCKS=tile.blocks,
             PLANES=_in_planes(p),
             IM2COL=im2col,
-            PACKED=_packed(p),
+            PACKED=_packed(p, facts.limits),
             WHOLE=_whole(p),
             CACHED=not im2col and _cached(p, tiles, facts),
             CHANNELS_LAST=p.layout == "NHWC",
@@ -252,7 +252,7 @@ class ImplicitGemmWgmma(CudaAlgorithm):
         seconds = max(seconds, memory) + 0.45 * min(seconds, memory)
         products = len(shared_gathers(p))
         launches = products + len(x.passes) + (slices > 1)
-        if _packed(p):
+        if _packed(p, facts.limits):
             launches += products
             seconds += (3 if _whole(p) else 2) * p.weight_bytes / (0.7 * facts.bandwidth)
         return seconds + launches * facts.launch
@@ -339,14 +339,14 @@ def _refuse_few_products(p: ConvProblem) -> str | None:
     )
 
 
-def _packed(p: ConvProblem) -> bool:
+def _packed(p: ConvProblem, limits: Limits) -> bool:
     """Whether the weight is packed first.
 
-    It need not be if one tap is all that it has, so that the channels of a filter lie side by side,
-    in whole copies; floats must be rounded on the way.
+    It need not be if the channels of each tap lie side by side, in whole copies, and it has but one
+    tap or the copy engine brings it. Floats must be rounded on the way.
     """
-    one_tap = (p.r, p.s) == (1, 1) and not p.transposed
-    return not one_tap or p.itemsize != 2 or p.c_group % 8 != 0
+    as_it_lies = (p.r, p.s) == (1, 1) or (p.weight_last and _im2col(p, limits))
+    return not as_it_lies or p.transposed or p.itemsize != 2 or p.c_group % 8 != 0
 
 
 def _source(p: ConvProblem, limits: Limits) -> Source:

@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from ....algorithms.base import params, strides
+from ....algorithms.base import params, strides, weight_strides
 from ....algorithms.phases import NEVER, Phase, phases
 from ....facts import Facts, Limits
 from ....plan import Config, Pass, Region, Shader, align, ceil_div, grid_1d
@@ -194,6 +194,7 @@ def pack(
     hold of a step follows it. Appends the pass that packs it, if there is anything to pack.
     """
     p, phases = lowering.problem, rows * columns
+    w = weight_strides(p)
     packed = lowering.prepared(phases * packed_bytes(p, tile, steps) * (2 if whole else 1))
     if not steps:
         return packed
@@ -224,9 +225,10 @@ def pack(
             phase_columns=columns,
             k_steps=steps,
             windows=windows,
-            w_g=p.weight_bytes // p.itemsize // p.groups,
-            w_m=p.r * p.s if p.transposed else p.reduction,
-            w_r=p.s,
+            w_g=w.w_g,
+            w_m=w.w_k,
+            w_r=w.w_r,
+            w_s=w.w_s,
         ),
         (
             ("weight", Region("weight")),
@@ -255,12 +257,11 @@ def weight_offsets(
     As (rows of taps, columns of taps, channels), or with ``block`` channels of each tap at a time
     as (channels / block, rows, columns, block).
     """
-    p = problem
-    w_c = (p.k_group if p.transposed else 1) * p.r * p.s
+    p, w = problem, weight_strides(problem)
     rows = np.array([tap.place for tap in phase.h.taps], np.int64).reshape(-1, 1, 1)
     columns = np.array([tap.place for tap in phase.w.taps], np.int64).reshape(1, -1, 1)
     c = np.arange(channels)
-    offsets = np.where(c < p.c_group, c * w_c + rows * p.s + columns, -1)
+    offsets = np.where(c < p.c_group, c * w.w_c + rows * w.w_r + columns * w.w_s, -1)
     return offsets if block is None else _blocks(offsets, block)
 
 

@@ -31,6 +31,7 @@ constexpr int STEP_W = 1;
 constexpr int RING = 8;         // rows, a power of two
 constexpr int COPY_BYTES = 16;  // 8, or 0: through registers
 constexpr int FILTER_VECTOR = 8;  // elements of the weight that are loaded at once, likewise
+constexpr bool WEIGHT_LAST = false;  // its channels lie side by side
 constexpr int WIDE = 1;  // pixels that are loaded at once: side by side, and aligned
 constexpr int LEAD = 0;  // pixels before the first tap's, so that they are
 constexpr bool CHANNELS_LAST = true;  // the output's order
@@ -291,7 +292,7 @@ __device__ inline void store_filters(const Sums& acc, const float (&biases)[FILT
 // The tile's filters as a lane multiplies them.
 using Fragments = unsigned[R][PRODUCTS][ROW_TILES][4];
 
-// Brings the filters of the block to shared memory, in a convolution's order, and from there to
+// Brings the filters of the block to shared memory, in the weight's order, and from there to
 // registers.
 __device__ inline void load_filters(Fragments& filters, const Scalar* weight, int m0,
                                     const Params& params) {
@@ -308,8 +309,9 @@ __device__ inline void load_filters(Fragments& filters, const Scalar* weight, in
       if constexpr (FILTER_VECTOR > 1) {
         from += at;
       } else {
-        from += m * params.w_m + at / (R * S) % C * params.w_c + at / S % R * params.w_r +
-                at % S * params.w_s;
+        const int c = WEIGHT_LAST ? at % C : at / (R * S) % C;
+        const int tap = WEIGHT_LAST ? at / C % (R * S) : at % (R * S);
+        from += m * params.w_m + c * params.w_c + tap / S * params.w_r + tap % S * params.w_s;
       }
       v[i] = load_or_zero(reinterpret_cast<const Vector<FILTER_VECTOR>*>(from),
                           at < TILE_ELEMENTS && m0 + m < params.m);
@@ -336,7 +338,9 @@ __device__ inline void load_filters(Fragments& filters, const Scalar* weight, in
       for (int e = 0; e < 4 / BYTES; e++) {
         const int s = (k + e) / CHANNELS;
         const int c = (k + e) % CHANNELS;
-        const int at = ((filter_of(filter, lane / 4) * C + c) * R + r) * S + s;
+        const int tap = r * S + s;
+        const int at = filter_of(filter, lane / 4) * (C * R * S) +
+                       (WEIGHT_LAST ? tap * C + c : c * (R * S) + tap);
         word.each[e] = s < S && c < C ? as_operand(reinterpret_cast<const Scalar*>(tile)[at])
                                       : from_float<Scalar>(0.0f);
       }

@@ -51,7 +51,8 @@ constexpr int BLOCKS = 1;  // of a multiprocessor, 1 or 2: one multiplies while 
 constexpr bool PLANES = false;  // A's pixels lie side by side, in whole and aligned chunks
 constexpr bool IM2COL = false;  // A comes through `x_map`
 constexpr bool WHOLE = false;   // floats, not what TF32 holds of them
-constexpr bool PACKED = true;   // else `packed` is the weight: one tap, and rows of whole copies
+constexpr bool PACKED = true;   // else `packed` is the weight, whose channels lie side by side in
+                                // whole copies; if the copy engine does not gather, of one tap
 constexpr bool CACHED = true;  // A goes through the first-level cache: taps share pixels
 constexpr bool CHANNELS_LAST = true;  // the output's order
 constexpr int OUT_VECTOR = 8;  // elements of one store
@@ -376,12 +377,15 @@ struct Filters {
   int rows;            // of the weight, from the thread's first one to the last
   int first_row;       // of the weight, of the tile
   int channel;         // of the step that is copied next
+  int tap;
 
   __device__ Filters(const Params& params, const Scalar* all, const TensorMap& map)
       : params(params), all(all), map(map) {}
 
   __device__ void begin(const Work& work) {
-    channel = work.first_step * TILE_K;
+    const int taps = IM2COL ? max(params.tap_rows * params.tap_columns, 1) : 1;
+    channel = work.first_step / taps * TILE_K;
+    tap = work.first_step % taps;
     first_row = work.group * params.m + work.m_tile * TILE_M;
     if constexpr (PACKED) {
       const int tile =
@@ -402,8 +406,12 @@ struct Filters {
       }
       next += B_BYTES / BYTES;
     } else if constexpr (IM2COL) {
-      copy_rows(to, map, channel, first_row, full);
-      channel += TILE_K;
+      copy_rows(to, map, channel, tap, first_row, full);
+      tap++;
+      if (tap == params.tap_rows * params.tap_columns) {
+        tap = 0;
+        channel += TILE_K;
+      }
     } else {
       const unsigned own = to + swizzled<ROW_CHUNKS>(copied_row(), copied_chunk());
 #pragma unroll

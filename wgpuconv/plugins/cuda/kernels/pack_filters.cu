@@ -33,9 +33,10 @@ struct Params {
   int phase_columns;
   int k_steps;
   int windows;
-  int w_g;  // strides of the weight over groups, filters and rows of taps
+  int w_g;  // strides of the weight over groups, filters, rows and columns of taps
   int w_m;
   int w_r;
+  int w_s;
 };
 
 constexpr int SHARERS = THREADS / COLUMNS;  // threads of one column
@@ -76,7 +77,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const int m = row % (params.m_tiles * TILE_M);
     const bool valid = group < params.groups && m < params.m;
     const Scalar* filter = weight + group * params.w_g + m * params.w_m +
-                           phase / params.phase_columns * params.w_r + phase % params.phase_columns;
+                           phase / params.phase_columns * params.w_r +
+                           phase % params.phase_columns * params.w_s;
 #pragma unroll
     for (int i = 0; i < LOADS; i++) {
       v[i] = valid && offset[i] >= 0 ? filter[offset[i]] : from_float<Scalar>(0.0f);

@@ -86,14 +86,14 @@ struct alignas(64) TensorMap {
   unsigned char description[128];
 };
 
-// Rows of a matrix, from this row and column on.
-__device__ inline void copy_rows(unsigned to, const TensorMap& map, int column, int row,
+// Channels, from `c` on, of one tap of several filters, from `row` on.
+__device__ inline void copy_rows(unsigned to, const TensorMap& map, int c, int tap, int row,
                                  unsigned barrier) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
-      "[%0], [%1, {%2, %3}], [%4];" ::"r"(to),
-      "l"(&map), "r"(column), "r"(row), "r"(barrier)
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to),
+      "l"(&map), "r"(c), "r"(tap), "r"(row), "r"(barrier)
       : "memory");
 #endif
 }
