@@ -85,6 +85,14 @@ PROBLEMS += [
         "conv2d f32 n3 c40 h8 w6 k35 r1 s1",
         "conv2d f16 n5 c144 h6 w4 k70 r1 s1 groups2",
         "conv_transpose2d bf16 n3 c72 h8 w7 k35 r1 s1",
+        # few channels, few filters
+        "conv2d f16 n2 c3 h19 w46 k40 r7 s7 stride2 pad3",
+        "conv2d f32 n2 c16 h11 w70 k20 r3 s3 pad1",
+        # weights in channels_last
+        "conv2d f16 n2 c128 h9 w11 k70 r3 s3 pad1 wlast",
+        "conv2d bf16 n3 c3 h19 w41 k20 r3 s3 wlast",
+        "conv2d f32 n2 c40 h9 w11 k35 r3 s3 wlast",
+        "conv_transpose2d f16 n1 c64 h5 w6 k20 r4 s4 stride2 wlast",
     )
 ]
 TF32_PROBLEMS = [p.with_(precision="tf32") for p in PROBLEMS if p.dtype == "f32"]
