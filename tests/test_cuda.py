@@ -1162,6 +1162,10 @@ def test_the_emulator_notices_what_is_missing(
             "first_row = work.group * params.m + work.m_tile",
             "first_row = work.m_tile",
         ),
+        # the taps of a weight in channels_last
+        ("implicit_gemm_wgmma", "dil2,1 nhwc wlast", "      tap++;\n", ""),
+        ("implicit_gemm_wgmma", "dil2,1 nhwc wlast", "tap = work.first_step % taps;", "tap = 0;"),
+        ("direct_mma", "pad3 nhwc bias wlast", "(WEIGHT_LAST ? tap * C + c :", "(false ? 0 :"),
         # the weight as it lies
         ("implicit_gemm_wgmma", "c72 h13 w11 k140", "row < rows && channel", "channel"),
         ("implicit_gemm_wgmma", "c72 h13 w11 k140", "&& channel < params.channels", ""),
