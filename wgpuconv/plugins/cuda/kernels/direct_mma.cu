@@ -149,8 +149,9 @@ __device__ inline bool past_the_taps(int product, int quarter) {
   return product * 32 + 32 > S * PIXEL_BYTES && product * 32 + quarter * 8 >= S * PIXEL_BYTES;
 }
 
-__device__ inline uint2 rounded(uint2 v) {
-  if constexpr (BYTES == 4) {
+// Floats that were copied have not been rounded yet.
+__device__ inline uint2 operands(uint2 v) {
+  if constexpr (BYTES == 4 && COPY_BYTES > 0) {
     v.x = __float_as_uint(as_operand(__uint_as_float(v.x)));
     v.y = __float_as_uint(as_operand(__uint_as_float(v.y)));
   }
@@ -168,13 +169,13 @@ struct alignas(COUNT * BYTES) Vector {
   Scalar each[COUNT];
 };
 
-// One pixel's 8 bytes of channels, of loads of several pixels of a channel each.
+// One pixel's 8 bytes of channels, of loads of several pixels of a channel each; floats rounded.
 template <int ELEMENTS_, int PIXELS>
 __device__ inline uint2 channels_of(const Vector<PIXELS> (&held)[ELEMENTS_], int pixel) {
   uint2 words;
   if constexpr (BYTES == 4) {
-    words.x = __float_as_uint(held[0].each[pixel]);
-    words.y = __float_as_uint(held[1].each[pixel]);
+    words.x = __float_as_uint(as_operand(held[0].each[pixel]));
+    words.y = __float_as_uint(as_operand(held[1].each[pixel]));
   } else {
     words.x = held[0].each[pixel].bits | held[1].each[pixel].bits << 16;
     words.y = held[2].each[pixel].bits | held[3].each[pixel].bits << 16;
@@ -523,7 +524,7 @@ __device__ inline void multiply(Sums (&acc)[TILE_H], const Fragments& filters, c
       const int octet = j % OCTETS;
       const auto pixel = *reinterpret_cast<const uint2*>(from + octet * (8 * STRIDE_W * PITCH) +
                                                          tap_bytes(product, lane % 4));
-      const uint2 b = past_the_taps(product, lane % 4) ? uint2{0, 0} : rounded(pixel);
+      const uint2 b = past_the_taps(product, lane % 4) ? uint2{0, 0} : operands(pixel);
 #pragma unroll
       for (int row = 0; row < TILE_H; row++) {
         const int first = i - row * STRIDE_H;  // from the row's first tap
