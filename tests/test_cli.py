@@ -705,7 +705,7 @@ def test_what_the_demo_says_to_type_is_found_by_the_shell(
         ("bench report absent.json", "there is no result file absent.json"),
         ("bench report absent.json -o page.pdf", "a page's name ends in .html, got page.pdf"),
         ("bench model.onnx", "model.onnx is a model, not a list of problems; give it as --onnx"),
-        (f"bench '{TINY}' --layout nwhc", "'nchw' or 'nhwc', got 'nwhc'"),
+        (f"bench '{TINY}' --layout nwhc", "'nchw', 'nhwc' or 'channels_last', got 'nwhc'"),
         (f"explain '{TINY}' -a col2im", "does not apply"),
         (f"explain '{TINY}' -d wgpu:99", "no device 'wgpu:99'"),
         ("run absent.jpg blur y.png", "there is no file absent.jpg"),

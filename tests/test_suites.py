@@ -274,6 +274,9 @@ def test_other_words_are_answered_with_those_there_are() -> None:
 
 def test_a_problem_is_varied() -> None:
     entry = Entry("a", ConvProblem.parse(TEXT), 2)
+    last = varied(entry, layout="channels_last").problem
+    assert (last.layout, last.weight_last) == ("NHWC", True)
+    assert not varied(Entry("", last, 1), layout="nhwc").problem.weight_last
     changed = varied(entry, batch=4, dtype="f16", layout="nhwc")
     assert str(changed.problem) == TEXT.replace("f32 n1", "f16 n4") + " nhwc"
     assert (changed.name, changed.count) == ("a", 2)

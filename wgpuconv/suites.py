@@ -112,13 +112,15 @@ def gather(words: Sequence[str]) -> list[Entry]:
 def varied(
     entry: Entry, *, batch: int | None = None, dtype: str | None = None, layout: str | None = None
 ) -> Entry:
-    """The same layer with another batch, dtype or layout ('nchw', 'nhwc').
+    """The same layer with another batch, dtype or layout.
 
+    The layout is 'nchw', 'nhwc', or 'channels_last': PyTorch's, whose weights have it too.
     The dtype is 'f32', 'f16', 'bf16' or 'tf32': float32 that may be multiplied as TF32.
     """
     p = entry.problem
-    if layout is not None and layout.upper() not in LAYOUTS:
-        raise ProblemError(f"the layout must be 'nchw' or 'nhwc', got {layout!r}")
+    last = layout == "channels_last"
+    if layout is not None and not last and layout.upper() not in LAYOUTS:
+        raise ProblemError(f"the layout must be 'nchw', 'nhwc' or 'channels_last', got {layout!r}")
     if dtype is not None and dtype not in (*DTYPES, "tf32"):
         raise DtypeError(f"dtype must be {', '.join(DTYPES)} or tf32, got {dtype!r}")
     if dtype is not None:
@@ -127,7 +129,8 @@ def varied(
     changed = replace(
         p,
         n=p.n if batch is None else batch,
-        layout=(layout or p.layout).upper(),
+        layout="NHWC" if last else (layout or p.layout).upper(),
+        weight_last=last if layout else p.weight_last,
     )
     # Through the text, so that everything is checked as for a problem that was typed.
     return replace(entry, problem=ConvProblem.parse(str(changed)))

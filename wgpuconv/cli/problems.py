@@ -36,7 +36,11 @@ BatchOption = Annotated[
     typer.Option(min=1, metavar="N", help="Instead of the suite's or the model's."),
 ]
 LayoutOption = Annotated[
-    str | None, typer.Option(metavar="nchw|nhwc", help="Instead of the problems' own.")
+    str | None,
+    typer.Option(
+        metavar="nchw|nhwc|channels_last",
+        help="Instead of the problems' own. PyTorch's channels_last is that of weights too (tune).",
+    ),
 ]
 LimitOption = Annotated[
     int | None, typer.Option(min=1, metavar="N", help="Only the first so many.")
