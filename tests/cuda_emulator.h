@@ -457,6 +457,8 @@ inline unsigned shared_address(const void* pointer) {
   return static_cast<const unsigned char*>(pointer) - emulator::block->shared.data();
 }
 
+constexpr int NOWHERE = -16;
+
 template <typename T>
 T load_or_zero(const T* from, bool valid) {
   if (valid) {
@@ -477,6 +479,8 @@ void copy_async(unsigned to, const void* from, bool valid) {
   emulator::check_target(to, BYTES, BYTES);
   if (valid) {
     emulator::check_source(static_cast<const char*>(from), BYTES, BYTES);
+  } else if (reinterpret_cast<std::uintptr_t>(from) % BYTES) {
+    emulator::fail("a misaligned copy, if of nothing");
   }
   const emulator::Copy copy{to, from, BYTES, valid};
   if (emulator::eager) {

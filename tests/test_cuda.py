@@ -429,7 +429,7 @@ def test_something_computes_every_problem() -> None:
         (
             "conv_transpose2d f16 n1 c8 h9 w9 k8 r2 s1 stride3,1",
             "direct_mma",
-            r"smaller than the stride \(2 x 1, stride 3,1\)",
+            r"some without \(kernel 2 x 1, stride 3,1, dilation 1,1\)",
         ),
     ],
 )
@@ -945,14 +945,14 @@ ROWS: list[tuple[str, str, Config]] = [
             1,
             32,
             32,
-            16,
+            8,
             "conv2d bf16 n1 c32 h23 w39 k40 r3 s3 stride2 pad1 dil2 nhwc bias act:silu",
         ),
         (2, 32, 16, 16, "conv2d f16 n1 c8 h19 w49 k2 r2 s2 stride3 nhwc"),
         # products of several taps with a part of one, apart from each other
         (1, 32, 16, 8, "conv2d f16 n1 c20 h13 w39 k10 r3 s3 dil1,2 pad2 nhwc bias"),
         # loaded: zeros behind the channels, some of two products a pixel
-        (1, 32, 64, 16, "conv2d f16 n2 c3 h21 w45 k64 r7 s7 stride2 pad3 nhwc bias"),
+        (1, 32, 32, 16, "conv2d f16 n2 c3 h21 w45 k64 r7 s7 stride2 pad3 nhwc bias"),
         (
             1,
             32,
@@ -1067,6 +1067,17 @@ def test_kernels_on_the_cpu(emulator: Emulator, name: str, text: str, config: Co
     """Each kind of path through the kernels, with copies as late and memory as bad as can be."""
     algorithm = next(a for a in ALGORITHMS if a.name == name)
     contract.verify(emulator.device, algorithm, ConvProblem.parse(text), config, facts=FEW_CORES)
+
+
+def test_a_part_for_which_a_ring_is_too_short() -> None:
+    """In its padding a part of a problem has a larger stride than the whole."""
+    problem = ConvProblem.parse("conv2d f16 n1 c8 h40 w64 k8 r3 s3 pad1,20,1,1 nhwc")
+    direct_mma = next(a for a in ALGORITHMS if a.name == "direct_mma")
+    limits = dataclasses.replace(HOPPER.limits, max_binding=16384)
+    facts = dataclasses.replace(HOPPER, limits=limits)
+    short, *_ = direct_mma.configs(problem, facts)
+    with pytest.raises(wgpuconv.errors.AlgorithmRefusedError, match="a ring of 8 rows for 1 of"):
+        tiling.lower(problem, direct_mma, short, facts, 1 << 20)
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ def convolve(on: Device, arrays: dict[str, Any], layout: str, plan: Planner) -> 
 
     An input in NCHW whose strides are those of NHWC is one of NHWC for the plan, and the residual
     and the result have such strides too. (Not where the residual is a tensor, which has none.)
-    Beside an input in NHWC a weight may have them as well.
+    A weight may have them as well, and is read so.
     """
     guests: Guests = on.backend.guests
     x, residual, out = (arrays[role] for role in ("input", "residual", "out"))
@@ -108,7 +108,7 @@ def convolve(on: Device, arrays: dict[str, Any], layout: str, plan: Planner) -> 
     lent = {"input": first}
     for role in READ[1:]:
         if arrays[role] is not None or role == "weight":
-            may = {"residual": last, "weight": None if last or layout == "NHWC" else False}
+            may = {"residual": last, "weight": None}
             lent[role] = _guest(on, role, arrays[role], channels_last=may.get(role, False))
     for role, guest in lent.items():
         if guest.dtype != first.dtype:

@@ -46,7 +46,8 @@ def prewarm(
 ) -> None:
     """Chooses and compiles kernels now, measuring as the device's ``tune`` says, so that the
     first calls need not. Where calls would lean on what is known of other sizes, these problems
-    are measured all the same."""
+    are measured all the same. Calls with PyTorch's ``channels_last`` are those of ``nhwc``
+    problems, and of ``wlast`` ones where their weights have it too."""
     on = as_device(device) or default_device()
     if isinstance(problems, str | ConvProblem):
         problems = [problems]

@@ -99,10 +99,9 @@ class WeightStrides(NamedTuple):
 
 def weight_strides(problem: ConvProblem) -> WeightStrides:
     p = problem
-    taps, outer = p.r * p.s, p.weight_shape[1] * p.r * p.s
-    inner, row, column = (1, p.s * p.weight_shape[1], p.weight_shape[1])
-    if not p.weight_last:
-        inner, row, column = taps, p.s, 1
+    taps, second = p.r * p.s, p.weight_shape[1]
+    outer = second * taps
+    inner, row, column = (1, p.s * second, second) if p.weight_last else (taps, p.s, 1)
     if p.transposed:
         return WeightStrides(p.c_group * outer, inner, outer, row, column)
     return WeightStrides(p.k_group * outer, outer, inner, row, column)

@@ -116,6 +116,7 @@ def run(
     """Measures the entries one after the other. ``spun_up`` is called after the rounds of each,
     while devices still run at their clock. Raises ProblemError where a problem has nothing to
     time."""
+    entries = list(entries)
     for entry in entries:
         if entry.problem.empty:
             raise ProblemError(f"a problem without images takes no time: {entry.problem}")
@@ -124,6 +125,7 @@ def run(
                 "participants are given contiguous weights, got a problem with its channels last: "
                 f"{entry.problem}; leave out 'wlast'"
             )
+    for entry in entries:
         yield _Heat(entry, participants, rules, tell, clock, spun_up).result(measures)
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from ....algorithms.base import (
     bias_region,
-    params,
     roofline,
-    weight_strides,
 )
 from ....algorithms.direct import direct_params
 from ....facts import Facts
@@ -44,8 +42,9 @@ class Direct(CudaAlgorithm):
                 THREADS=threads,
                 CHANNELS_LAST=p.layout == "NHWC",
                 TRANSPOSED=p.transposed,
+                WEIGHT_LAST=p.weight_last,
             ).ending_as(p),
-            direct_params(p) + params(**weight_strides(p)._asdict()),
+            direct_params(p),
             (
                 ("x", Region("input")),
                 ("weight", Region("weight")),

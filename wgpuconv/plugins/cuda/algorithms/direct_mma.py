@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from ....algorithms.base import activation_params, params, weight_strides
 from ....algorithms.phases import Axis, Phase, count_phases, phases, refuse_phases
+from ....errors import AlgorithmRefusedError
 from ....facts import Facts
 from ....plan import Config, Pass, Plan, Region, Shader, align, ceil_div, grid_1d
 from ....problem import ConvProblem
@@ -55,8 +56,9 @@ class DirectMma(CudaAlgorithm):
             return reason
         if min(phase.taps for phase in phases(p)) == 0:
             return (
-                "needs an input pixel for each output pixel, got a kernel smaller than the "
-                f"stride ({p.r} x {p.s}, stride {p.stride[0]},{p.stride[1]})"
+                "needs a tap that reaches each output pixel, got some without (kernel "
+                f"{p.r} x {p.s}, stride {p.stride[0]},{p.stride[1]}, dilation "
+                f"{p.dilation[0]},{p.dilation[1]})"
             )
         if not self.configs(p, facts):
             return (
@@ -68,14 +70,16 @@ class DirectMma(CudaAlgorithm):
 
     def configs(self, problem: ConvProblem, facts: Facts) -> list[Config]:
         p = problem
+        rows = max(phase.h.count for phase in phases(p))
+        columns = max(phase.w.count for phase in phases(p))
         return [
             _tile_config(tile)
             for m in FILTERS
             if m < 2 * max(p.k_group, 16)
             for w in WIDTHS
-            if w < 2 * max(p.out_w, 32)
+            if w < 2 * max(columns, 32)
             for h in HEIGHTS
-            if h < 2 * p.out_h
+            if h < 2 * rows
             for more in ((1, 2) if h < 4 and _copy_bytes(p) else (1,))
             for tile in (Tile(h, w, m, more * _least_ring(p, h)),)
             if all(_blocks(p, phase, tile, facts) for phase in phases(p))
@@ -86,6 +90,17 @@ class DirectMma(CudaAlgorithm):
     ) -> Plan:
         p, tile = problem, _tile_of(config)
         lowering = Lowering(p, facts, workspace_limit, caller_input(p))
+        # A part of a problem that has a tile may need larger ones: in its padding strides grow.
+        if tile.ring < _least_ring(p, tile.h):
+            raise AlgorithmRefusedError(
+                f"needs a ring of {_least_ring(p, tile.h)} rows for {tile.h} of the output, got "
+                f"{tile.ring}"
+            )
+        if not all(_blocks(p, phase, tile, facts) for phase in phases(p)):
+            raise AlgorithmRefusedError(
+                f"a tile of {tile.h} x {tile.w} pixels of {tile.m} filters needs more registers or "
+                "shared memory than a block may have"
+            )
         for phase in phases(p):
             lowering.passes.append(self._pass(lowering, tile, phase))
         return lowering.plan(self.name, config)
@@ -381,7 +396,8 @@ def _registers(p: ConvProblem, phase: Phase, tile: Tile) -> int:
     held = 0
     if not _copy_bytes(p):
         new_rows = min(tile.h * phase.h.in_stride, _tile_rows(phase, tile.h))
-        held = items * 8 // p.itemsize * new_rows
+        wide = 2 if _wide(p) * p.itemsize == 8 else 1  # registers of a load
+        held = items * 8 // p.itemsize * new_rows * wide
     return filters + sums + tile.w // 4 + items + held + tile.m // 8 + 36
 
 

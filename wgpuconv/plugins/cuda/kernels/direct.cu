@@ -12,6 +12,7 @@ constexpr int FILTERS = 4;
 constexpr int THREADS = 128;
 constexpr bool CHANNELS_LAST = false;
 constexpr bool TRANSPOSED = false;
+constexpr bool WEIGHT_LAST = false;
 constexpr Activation ACTIVATION = Activation::identity;
 constexpr bool RESIDUAL = false;  // else `residual` is not read
 
@@ -42,11 +43,6 @@ struct Params {
   int y_w;
   float act_a;
   float act_b;
-  int w_g;  // strides of the weight over groups, filters, channels, rows and columns of taps
-  int w_k;
-  int w_c;
-  int w_r;
-  int w_s;
 };
 
 // The input coordinate under a tap of an output coordinate, or -1.
@@ -81,13 +77,22 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   const int group = block / blocks_group;
   const int k0 = block % blocks_group * FILTERS;  // within the group
 
-  const Scalar* w_group = weight + group * params.w_g;
+  // The weight is (K, C/groups, R, S), or (C, K/groups, R, S) where transposed; its second axis may
+  // lie last.
+  const int taps = params.r * params.s;
+  const int second = TRANSPOSED ? params.k_group : params.c_group;
+  const int w_first = second * taps;
+  const int w_second = WEIGHT_LAST ? 1 : taps;
+  const int w_tap = WEIGHT_LAST ? second : 1;
+  const int w_c = TRANSPOSED ? w_first : w_second;
+  const int w_k = TRANSPOSED ? w_second : w_first;
+  const Scalar* w_group = weight + group * params.c_group * params.k_group * taps;
   const Scalar* x_group = x + image * params.x_n + group * params.c_group * params.x_c;
   int row[FILTERS];  // where each filter's weights begin
   float acc[FILTERS];
 #pragma unroll
   for (int f = 0; f < FILTERS; f++) {
-    row[f] = min(k0 + f, params.k_group - 1) * params.w_k;
+    row[f] = min(k0 + f, params.k_group - 1) * w_k;
     acc[f] = 0.0f;
   }
   for (int r = 0; r < params.r; r++) {
@@ -101,12 +106,12 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         continue;
       }
       const Scalar* from = x_group + ih * params.x_h + iw * params.x_w;
-      const Scalar* tap = w_group + r * params.w_r + s * params.w_s;
+      const Scalar* tap = w_group + (r * params.s + s) * w_tap;
       for (int c = 0; c < params.c_group; c++) {
         const float v = to_float(from[c * params.x_c]);
 #pragma unroll
         for (int f = 0; f < FILTERS; f++) {
-          acc[f] = fmaf(v, to_float(tap[c * params.w_c + row[f]]), acc[f]);
+          acc[f] = fmaf(v, to_float(tap[c * w_c + row[f]]), acc[f]);
         }
       }
     }

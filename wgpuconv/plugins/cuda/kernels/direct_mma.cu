@@ -1,6 +1,6 @@
 // Direct convolution on tensor cores for few channels or few filters: halves, bfloats, or floats as
-// TF32. Such problems are bound by memory, so nothing is read or written but the input, once, and the
-// output, and no thread waits for another warp's.
+// TF32. Such problems are bound by memory, so hardly more is read than the input, once for each tile
+// of filters, and once the filters are there no thread waits for another warp's.
 //
 // A warp keeps TILE_M filters in registers, as fragments, and walks down a strip of TILE_W columns
 // of the output. The input's rows come to a ring in shared memory that is the warp's own, several
@@ -30,7 +30,7 @@ constexpr int STEP_H = 1;  // input rows and columns from one tap to the next
 constexpr int STEP_W = 1;
 constexpr int RING = 8;         // rows, a power of two
 constexpr int COPY_BYTES = 16;  // 8, or 0: through registers
-constexpr int FILTER_VECTOR = 8;  // elements of the weight that are loaded at once, likewise
+constexpr int FILTER_VECTOR = 8;  // elements of the weight that are loaded at once; else 1
 constexpr bool WEIGHT_LAST = false;  // its channels lie side by side
 constexpr int WIDE = 1;  // pixels that are loaded at once: side by side, and aligned
 constexpr int LEAD = 0;  // pixels before the first tap's, so that they are
@@ -131,7 +131,7 @@ constexpr int TILE_ELEMENTS = TILE_M * C * R * S;  // of filters
 constexpr int FILTER_BYTES = (TILE_ELEMENTS * BYTES + 15) / 16 * 16;
 static_assert(SHARED_BYTES >= FILTER_BYTES + WARPS * WARP_BYTES, "the host asks for enough");
 
-// Where the 8 bytes of a product lie that are `lane % 4` of it, from a pixel's first tap.
+// Where a quarter of a product's 32 bytes lies, from a pixel's first tap.
 __device__ inline int tap_bytes(int product, int quarter) {
   const int at = product * 32 + quarter * 8;
   if constexpr (STEP_W * PITCH == PIXEL_BYTES) {
@@ -374,7 +374,7 @@ struct Input {
   int rows;  // that are needed
   const Params* params;
   int lane;
-  int origins[ITEMS];  // of the lane's items, in a row of the image; -1 beyond the border
+  int origins[ITEMS];  // of the lane's items, in a row of the image
   Vector<WIDE> held[COPY_BYTES ? 1 : NEW_ROWS][ITEMS][ELEMENTS];  // on their way to the ring
 
   __device__ Input(unsigned char* ring, const Scalar* x, int group, const Strip& strip,
@@ -391,7 +391,7 @@ struct Input {
       const int w = strip.first_w * STRIDE_W + params.first_w + item.column;
       const bool inside =
           item.exists && static_cast<unsigned>(w) < static_cast<unsigned>(params.in_w);
-      origins[i] = inside ? w * params.x_w + item.chunk * ELEMENTS * params.x_c : -1;
+      origins[i] = inside ? w * params.x_w + item.chunk * ELEMENTS * params.x_c : NOWHERE;
     }
   }
 

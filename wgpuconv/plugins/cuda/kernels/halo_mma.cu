@@ -137,7 +137,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   const int first_row = first.n * params.image_rows + first.h * params.in_stride_h;
   const int first_column = tile_x * params.in_stride_w;
 
-  // The elements of x at which the pixels of the halo begin (-1: border), and those of y.
+  // The elements of x at which the pixels of the halo begin (or NOWHERE), and those of y.
   unsigned char* shared = shared_memory();
   int* y_of_pixel = reinterpret_cast<int*>(shared + PLACES_AT);
   int* origins = reinterpret_cast<int*>(shared + ORIGINS_AT);
@@ -161,7 +161,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
                         static_cast<unsigned>(h) < static_cast<unsigned>(params.in_h) &&
                         static_cast<unsigned>(w) < static_cast<unsigned>(params.in_w);
     origins[i] =
-        inside ? group * params.x_g + n * params.x_n + h * params.x_h + w * params.x_w : -1;
+        inside ? group * params.x_g + n * params.x_n + h * params.x_h + w * params.x_w : NOWHERE;
   }
   __syncthreads();  // the origins are there
 

@@ -240,13 +240,13 @@ __device__ inline void copy_halo(const Block& block, const Tile& tile, int chunk
   const Scalar* image = x + (tile.group * params.x_g + tile.image * params.x_n);
   const int pixels = halo_pixels(params);
   const int to = buffer * HALO_BYTES;
-  // The element at which a pixel begins, -1 for the border.
+  // The element at which a pixel begins; the border is NOWHERE.
   auto origin = [&](int pixel) {
     const int h = first_h + row_of(places[pixel]);
     const int w = first_w + column_of(places[pixel]);
     const bool inside = static_cast<unsigned>(h) < static_cast<unsigned>(params.in_h) &&
                         static_cast<unsigned>(w) < static_cast<unsigned>(params.in_w);
-    return inside ? h * params.x_h + w * params.x_w : -1;
+    return inside ? h * params.x_h + w * params.x_w : NOWHERE;
   };
   if constexpr (GATHERED > 0) {
     constexpr int PIXELS = GATHERED > 4 ? 4 : 8;  // whose loads are on their way together
@@ -257,7 +257,7 @@ __device__ inline void copy_halo(const Block& block, const Tile& tile, int chunk
 #pragma unroll
       for (int i = 0; i < PIXELS; i++) {
         const int each = pixel + i * LOADER_THREADS;
-        const int at = each < pixels ? origin(each) : -1;
+        const int at = each < pixels ? origin(each) : NOWHERE;
         inside[i] = at >= 0;
 #pragma unroll
         for (int c = 0; c < GATHERED; c++) {

@@ -377,7 +377,7 @@ struct Filters {
   int rows;            // of the weight, from the thread's first one to the last
   int first_row;       // of the weight, of the tile
   int channel;         // of the step that is copied next
-  int tap;
+  int tap;             // likewise, where the copy engine brings it
 
   __device__ Filters(const Params& params, const Scalar* all, const TensorMap& map)
       : params(params), all(all), map(map) {}

@@ -114,26 +114,30 @@ __device__ inline void let_next_start() {
 
 // ---- global memory ----
 
+// The place of an element that does not exist: negative, and aligned as any copy's is.
+[[maybe_unused]] constexpr int NOWHERE = -16;
+
 // What lies there, 2, 4, 8 or 16 bytes that nobody writes meanwhile, or zeros if it is not valid.
-// There is no branch, so that several of these wait together.
+// There is no branch, so that several of these wait together. (Volatile, so that none comes before
+// wait_for_previous.)
 template <typename T>
 __device__ inline T load_or_zero(const T* from, bool valid) {
   T v;
   if constexpr (sizeof(T) == 2) {
     unsigned short bits;
-    asm("{.reg .pred p; setp.ne.b32 p, %2, 0; mov.b16 %0, 0; @p ld.global.nc.b16 %0, [%1];}"
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %2, 0; mov.b16 %0, 0; @p ld.global.nc.b16 %0, [%1];}"
         : "=&h"(bits)
         : "l"(from), "r"(static_cast<int>(valid)));
     *reinterpret_cast<unsigned short*>(&v) = bits;
   } else if constexpr (sizeof(T) == 4) {
     unsigned bits;
-    asm("{.reg .pred p; setp.ne.b32 p, %2, 0; mov.b32 %0, 0; @p ld.global.nc.b32 %0, [%1];}"
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %2, 0; mov.b32 %0, 0; @p ld.global.nc.b32 %0, [%1];}"
         : "=&r"(bits)
         : "l"(from), "r"(static_cast<int>(valid)));
     *reinterpret_cast<unsigned*>(&v) = bits;
   } else if constexpr (sizeof(T) == 16) {
     uint4 bits;
-    asm("{.reg .pred p; setp.ne.b32 p, %5, 0; mov.b32 %0, 0; mov.b32 %1, 0; mov.b32 %2, 0; "
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %5, 0; mov.b32 %0, 0; mov.b32 %1, 0; mov.b32 %2, 0; "
         "mov.b32 %3, 0; @p ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4];}"
         : "=&r"(bits.x), "=&r"(bits.y), "=&r"(bits.z), "=&r"(bits.w)
         : "l"(from), "r"(static_cast<int>(valid)));
@@ -141,7 +145,7 @@ __device__ inline T load_or_zero(const T* from, bool valid) {
   } else {
     static_assert(sizeof(T) == 8);
     unsigned long long bits;
-    asm("{.reg .pred p; setp.ne.b32 p, %2, 0; mov.b64 %0, 0; @p ld.global.nc.b64 %0, [%1];}"
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %2, 0; mov.b64 %0, 0; @p ld.global.nc.b64 %0, [%1];}"
         : "=&l"(bits)
         : "l"(from), "r"(static_cast<int>(valid)));
     *reinterpret_cast<unsigned long long*>(&v) = bits;
@@ -294,7 +298,7 @@ __device__ inline void multiply_add<Bfloat>(float (&acc)[4], const unsigned (&a)
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// The floats of b have been rounded when they were packed.
+// Floats have been rounded by the caller.
 template <>
 __device__ inline void multiply_add<float>(float (&acc)[4], const unsigned (&a)[4], unsigned b0,
                                            unsigned b1) {
