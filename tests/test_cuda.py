@@ -1314,7 +1314,7 @@ def test_the_emulator_notices_what_is_wrong_in_planes(
         ("implicit_gemm_wgmma", "work.phase % params.phase_columns * params.y_phase_w", "0"),
         ("implicit_gemm_wgmma", "(work.phase * params.groups + work.group)", "(work.group)"),
         ("pack_filters", "phase / params.phase_columns * params.w_r", "0"),
-        ("pack_filters", "+ phase % params.phase_columns;", ";"),
+        ("pack_filters", "phase % params.phase_columns * params.w_s;", "0;"),
         ("pack_filters", "phase * tiles + row / TILE_M", "row / TILE_M"),
     ],
 )
