@@ -1069,6 +1069,22 @@ def test_kernels_on_the_cpu(emulator: Emulator, name: str, text: str, config: Co
     contract.verify(emulator.device, algorithm, ConvProblem.parse(text), config, facts=FEW_CORES)
 
 
+@pytest.mark.parametrize(
+    ("text", "first"),
+    [
+        ("conv2d f16 n16 c16 h512 w512 k16 r3 s3 nhwc", True),
+        ("conv2d f16 n16 c3 h224 w224 k64 r3 s3", True),
+        ("conv2d f32 n1 c16 h384 w384 k2 r1 s1 nhwc tf32", True),
+        ("conv2d f16 n16 c64 h112 w112 k128 r3 s3 nhwc", False),
+        ("conv2d f16 n16 c32 h112 w112 k32 r3 s3 pad1 groups32 nhwc", False),
+    ],
+)
+def test_where_channels_or_filters_are_few(text: str, first: bool) -> None:
+    """The likeliest candidate is the one that was fastest on an H200 (bench/NOTES.md)."""
+    likeliest, *_ = survey(ConvProblem.parse(text), HOPPER, ALGORITHMS).candidates
+    assert (likeliest.algorithm == "direct_mma") is first
+
+
 def test_a_part_for_which_a_ring_is_too_short() -> None:
     """In its padding a part of a problem has a larger stride than the whole."""
     problem = ConvProblem.parse("conv2d f16 n1 c8 h40 w64 k8 r3 s3 pad1,20,1,1 nhwc")
