@@ -6,6 +6,7 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,12 +14,14 @@ import pytest
 from cuda_emulator import HOPPER, Emulator, compiler
 
 from wgpuconv import Device
-from wgpuconv.bench import summary
+from wgpuconv.bench import runner, summary
 from wgpuconv.bench.calls import caller
 from wgpuconv.bench.ours import OurDevice
+from wgpuconv.bench.peer import Variant
 from wgpuconv.bench.report import page, view
 from wgpuconv.bench.result import PeerFacts, ProblemResult, Run, Side, load
 from wgpuconv.bench.session import Session
+from wgpuconv.bench.theirs import TheirLibrary
 from wgpuconv.cli.bench import _print
 from wgpuconv.plugins.cuda.algorithms import ALGORITHMS
 from wgpuconv.plugins.cuda.backend import CudaBackend
@@ -105,6 +108,32 @@ def test_what_a_device_lacks_is_its_refusal(run: Run, capsys: pytest.CaptureFixt
     assert "multiplies f16" in run.results[0].refusals["cuda implicit_gemm_mma"]
     _print(bf16, run, ("kernel",))
     assert "wgpu: bfloat16 needs a CUDA device" in " ".join(capsys.readouterr().out.split())
+
+
+def test_weights_in_channels_last(device: Device, card: Device) -> None:
+    """Are ours to read; a peer gets them as a caller has them."""
+    asked: list[ConvProblem] = []
+    loaded: list[np.ndarray] = []
+    process: Any = SimpleNamespace(
+        name="theirs",
+        variants=lambda problem: asked.append(problem) or [Variant("plain", "f16")],
+        load=lambda problem, variant, data: loaded.append(data["weight"]),
+        output=lambda variant, points: loaded[0][:0],
+        unload=lambda: None,
+    )
+    entry = varied(LAYER, dtype="f16", layout="channels_last")
+    ours = [OurDevice(device, spec="wgpu"), OurDevice(card, spec="cuda", algorithms=["direct"])]
+    runs = runner.run([entry], [*ours, TheirLibrary(process)], measures=("kernel", "call"))
+    (result,) = runs
+    assert result.refusals["wgpu"].startswith("a weight with its channels last ('wlast') needs")
+    (direct,) = (side for side in result.sides if side.ours)
+    assert direct.samples
+    assert direct.call is None
+    assert asked == [entry.problem.with_(weight_last=False)]
+    (weight,) = loaded
+    assert weight.shape == entry.problem.weight_shape
+    last = random_data(entry.problem)["weight"]
+    assert np.array_equal(weight, np.moveaxis(last, -1, 1))
 
 
 def test_facts_of_both(run: Run) -> None:

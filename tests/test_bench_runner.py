@@ -326,12 +326,6 @@ def test_an_empty_problem_is_refused() -> None:
         next(run([empty], []))
 
 
-def test_a_weight_in_another_order_is_refused() -> None:
-    last = replace(ENTRY, problem=ENTRY.problem.with_(weight_last=True))
-    with pytest.raises(ProblemError, match=r"contiguous weights, got .*; leave out 'wlast'"):
-        next(run([last], []))
-
-
 # ---- results ----
 
 

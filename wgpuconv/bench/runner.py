@@ -120,11 +120,6 @@ def run(
     for entry in entries:
         if entry.problem.empty:
             raise ProblemError(f"a problem without images takes no time: {entry.problem}")
-        if entry.problem.weight_last:
-            raise ProblemError(
-                "participants are given contiguous weights, got a problem with its channels last: "
-                f"{entry.problem}; leave out 'wlast'"
-            )
     for entry in entries:
         yield _Heat(entry, participants, rules, tell, clock, spun_up).result(measures)
 

@@ -22,6 +22,8 @@ class TheirLibrary:
         self.name = process.name
 
     def offer(self, problem: ConvProblem, tell: Callable[[str], None]) -> Offer:
+        # The order of its weight is each library's own affair.
+        problem = problem.with_(weight_last=False)
         try:
             variants = self.process.variants(problem)
         except Refusal as error:
@@ -50,7 +52,7 @@ class _Theirs:
         self.alone = variant.measures
 
     def verify(self, judge: Judge) -> float:
-        self._data = judge.check.data
+        self._data = judge.check.callers_data
         self._process.load(self._problem, self._variant, self._data)
         found = self._process.output(self._variant, judge.points)
         # What a peer may leave out is the bias; see Variant.same_work.

@@ -39,7 +39,7 @@ LayoutOption = Annotated[
     str | None,
     typer.Option(
         metavar="nchw|nhwc|channels_last",
-        help="Instead of the problems' own. PyTorch's channels_last is that of weights too (tune).",
+        help="Instead of the problems' own. PyTorch's channels_last is that of weights too.",
     ),
 ]
 LimitOption = Annotated[

@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -75,7 +76,8 @@ _ACTIVATIONS = {
 
 
 def random_data(problem: ConvProblem, seed: int = 0) -> dict[str, Array]:
-    """Zero-mean arguments by role; the outputs have about unit variance, so f16 holds them."""
+    """Zero-mean arguments by role, as their memory is; the outputs have about unit variance, so f16
+    holds them."""
     rng = np.random.default_rng(seed)
     dtype = numpy_dtype(problem.dtype)
     scales = {"input": 1.0, "weight": 1 / math.sqrt(problem.reduction)}
@@ -93,6 +95,12 @@ def random_data(problem: ConvProblem, seed: int = 0) -> dict[str, Array]:
         few = rng.uniform(-1.75, 1.75, min(size, _PERIOD)) * scales[role]
         data[role] = np.resize(few.astype(dtype), size).reshape(shape)
     return data
+
+
+def logical_weight(problem: ConvProblem, data: Mapping[str, Array]) -> Array:
+    """The weight as a caller has it, (K, C/groups, R, S) or (C, K/groups, R, S)."""
+    weight = data["weight"]
+    return np.moveaxis(weight, -1, 1) if problem.weight_last else weight
 
 
 class Points(NamedTuple):
@@ -185,7 +193,7 @@ def _exact(problem: ConvProblem, data: Mapping[str, Array], points: Points) -> t
         columns[:, None, None, :],
     ].astype(np.float64)
     x *= rows_in[:, None, :, None] & columns_in[:, None, None, :]
-    weight = np.moveaxis(data["weight"], -1, 1) if p.weight_last else data["weight"]
+    weight = logical_weight(p, data)
     if p.transposed:
         w = weight[channels, (points.k % p.k_group)[:, None]]
     else:
@@ -288,6 +296,12 @@ class Check:
         self._points = sample_points(problem, seed)
         self._expected, tolerance = reference(problem, self.data, self._points)
         self._tolerances: dict[tuple[Bilinear, Bilinear] | None, Array] = {None: tolerance}
+
+    @cached_property
+    def callers_data(self) -> dict[str, Array]:
+        """The same as a caller has them."""
+        weight = np.ascontiguousarray(logical_weight(self.problem, self.data))
+        return self.data | {"weight": weight}
 
     def empty_output(self) -> Array:
         return np.empty(self.problem.out_shape, numpy_dtype(self.problem.dtype))
