@@ -106,10 +106,10 @@ def convolve(on: Device, arrays: dict[str, Any], layout: str, plan: Planner) -> 
     first = _guest(on, "input", x, channels_last=order)
     last = first.channels_last
     lent = {"input": first}
+    orders = {"weight": None, "bias": False, "residual": last}
     for role in READ[1:]:
         if arrays[role] is not None or role == "weight":
-            may = {"residual": last, "weight": None}
-            lent[role] = _guest(on, role, arrays[role], channels_last=may.get(role, False))
+            lent[role] = _guest(on, role, arrays[role], channels_last=orders[role])
     for role, guest in lent.items():
         if guest.dtype != first.dtype:
             wanted, found = numpy_dtype(first.dtype), numpy_dtype(guest.dtype)

@@ -187,8 +187,8 @@ def _convolve(
             shapes: dict[str, tuple[int, ...]], dtype: str, last: bool, weight_last: bool
         ) -> tuple[Any, None]:
             four = [shapes.get(role) for role in READ]
-            lasts = (last, weight_last)
-            return _compiled(host, op, four, dtype, parameters, choice, lasts), None
+            orders = {"channels_last": last, "weight_last": weight_last}
+            return _compiled(host, op, four, dtype, parameters, choice, **orders), None
 
         return foreign.convolve(host, given, as_layout(parameters.layout), plan)
     dtype = common_dtype(on, input=x, weight=weight, bias=bias, residual=residual)
@@ -206,20 +206,22 @@ def _compiled(
     dtype: str,
     parameters: Parameters,
     choice: tuple[str, int | None],
-    channels_last: tuple[bool, bool] = (False, False),
+    *,
+    channels_last: bool = False,
+    weight_last: bool = False,
 ) -> Any:
     """The plan of a call, found by its raw arguments: shapes are those of the input, the weight,
-    the bias and the residual. ``channels_last`` says whether images in NCHW, and the weight, have
-    the strides of NHWC."""
-    key = (op, *shapes, dtype, channels_last)
+    the bias and the residual. With ``channels_last`` images in NCHW have the strides of NHWC, with
+    ``weight_last`` the weight has."""
+    key = (op, *shapes, dtype, channels_last, weight_last)
     compiled = on.call_cache.get(key, parameters + choice)
     if compiled is None:
         algorithm, limit = choice
         x, weight, bias, residual = shapes
         problem = problem_of(op, x, weight, bias, dtype, parameters, residual)
-        if channels_last[0]:
+        if channels_last:
             problem = problem.with_(layout="NHWC")
-        if channels_last[1]:
+        if weight_last:
             problem = problem.with_(weight_last=True)
         compiled = on.compiled(problem, algorithm=algorithm, workspace_limit=limit)
         on.call_cache.put(key, parameters + choice, compiled)

@@ -169,18 +169,12 @@ class _Ours:
         return self._plan.scratch
 
     def call(self) -> float | None:
-        if self._problem.weight_last:
-            return None  # a Tensor has no strides, and what has is not timed
         return calls.call_seconds(self._device.device, self._problem, self._data, self._asked)
 
     def end_to_end(self) -> float | None:
-        if self._problem.weight_last:
-            return None
         return calls.end_to_end_seconds(self._device.device, self._problem, self._data, self._asked)
 
     def first_call(self) -> float | None:
-        if self._problem.weight_last:
-            return None
         device = self._device
         return calls.first_call_seconds(
             device.spec, self._problem, self._asked, device.device.tuner.mode

@@ -245,6 +245,8 @@ class _Heat:
     def _measure_calls(self, racers: Sequence[Racer], measures: Sequence[str]) -> None:
         """What a call costs from Python, of those that a user would call: of each participant
         and precision the fastest side, and what the tuner takes."""
+        if self._entry.problem.weight_last:
+            return  # calls take tensors and numpy arrays, whose weights are contiguous
         wanted = [name for name in measures if name != "kernel"]
         for racer in _called(racers, self._offers) if wanted else ():
             for name in wanted:

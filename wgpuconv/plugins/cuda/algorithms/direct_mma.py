@@ -72,31 +72,32 @@ class DirectMma(CudaAlgorithm):
         p = problem
         rows = max(phase.h.count for phase in phases(p))
         columns = max(phase.w.count for phase in phases(p))
-        return [
-            _tile_config(tile)
+        tiles = [
+            Tile(h, w, m, _least_ring(p, h))
             for m in FILTERS
             if m < 2 * max(p.k_group, 16)
             for w in WIDTHS
             if w < 2 * max(columns, 32)
             for h in HEIGHTS
             if h < 2 * rows
-            for more in ((1, 2) if h < 4 and _copy_bytes(p) else (1,))
-            for tile in (Tile(h, w, m, more * _least_ring(p, h)),)
-            if all(_blocks(p, phase, tile, facts) for phase in phases(p))
         ]
+        if _copy_bytes(p):  # else but one tile's input is on its way, in registers
+            tiles += [t._replace(ring=2 * t.ring) for t in tiles if t.h < 4]
+        return [_tile_config(t) for t in tiles if _fits(p, t, facts)]
 
     def lower(
         self, problem: ConvProblem, config: Config, facts: Facts, workspace_limit: int
     ) -> Plan:
         p, tile = problem, _tile_of(config)
         lowering = Lowering(p, facts, workspace_limit, caller_input(p))
-        # A part of a problem that has a tile may need larger ones: in its padding strides grow.
+        # This may be a part of the problem that the tile was made for: in the padding of that its
+        # stride is larger, and so is the ring that it needs.
         if tile.ring < _least_ring(p, tile.h):
             raise AlgorithmRefusedError(
                 f"needs a ring of {_least_ring(p, tile.h)} rows for {tile.h} of the output, got "
                 f"{tile.ring}"
             )
-        if not all(_blocks(p, phase, tile, facts) for phase in phases(p)):
+        if not _fits(p, tile, facts):
             raise AlgorithmRefusedError(
                 f"a tile of {tile.h} x {tile.w} pixels of {tile.m} filters needs more registers or "
                 "shared memory than a block may have"
@@ -409,3 +410,7 @@ def _blocks(p: ConvProblem, phase: Phase, tile: Tile, facts: Facts) -> int:
     by_registers = 65536 // (align(registers, 8) * 32 * WARPS)
     shared = facts.limits.max_workgroup_storage + SHARED_OF_CORE
     return min(by_registers, shared // (nbytes + SHARED_OF_CORE), MOST_BLOCKS)
+
+
+def _fits(p: ConvProblem, tile: Tile, facts: Facts) -> bool:
+    return all(_blocks(p, phase, tile, facts) for phase in phases(p))

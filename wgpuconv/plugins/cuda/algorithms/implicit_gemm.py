@@ -94,6 +94,7 @@ class ImplicitGemm(CudaAlgorithm):
     def _pack(lowering: Lowering, tile: Tile, phase: Phase, steps: int, taps: Region) -> Region:
         """Where the packed weight will lie; appends the pass that packs it."""
         p = lowering.problem
+        w = weight_strides(p)
         m_tiles = ceil_div(p.k_group, tile.m)
         elements = p.groups * m_tiles * tile.m * steps * tile.k
         packed = lowering.prepared(4 * max(elements, 4))
@@ -105,8 +106,8 @@ class ImplicitGemm(CudaAlgorithm):
                 reduction=p.c_group * phase.taps,
                 k_padded=steps * tile.k,
                 groups=p.groups,
-                w_g=weight_strides(p).w_g,
-                w_m=weight_strides(p).w_k,
+                w_g=w.w_g,
+                w_m=w.w_k,
             ),
             (("weight", Region("weight")), ("taps", taps), ("packed", packed)),
             grid_1d(ceil_div(elements, 128), lowering.limits),

@@ -170,8 +170,8 @@ struct alignas(COUNT * BYTES) Vector {
 };
 
 // One pixel's 8 bytes of channels, of loads of several pixels of a channel each; floats rounded.
-template <int ELEMENTS_, int PIXELS>
-__device__ inline uint2 channels_of(const Vector<PIXELS> (&held)[ELEMENTS_], int pixel) {
+template <int COUNT, int PIXELS>
+__device__ inline uint2 channels_of(const Vector<PIXELS> (&held)[COUNT], int pixel) {
   uint2 words;
   if constexpr (BYTES == 4) {
     words.x = __float_as_uint(as_operand(held[0].each[pixel]));
@@ -242,7 +242,7 @@ __device__ inline void store_pixels(const Sums& acc, const float (&biases)[FILTE
 __device__ inline void store_filters(const Sums& acc, const float (&biases)[FILTERS], int columns,
                                      int m0, int place, int lane, const Params& params,
                                      Scalar* staged, const Scalar* residual, Scalar* y) {
-  using Run = Vector<OUT_VECTOR>;
+  using Pixels = Vector<OUT_VECTOR>;
   auto each_run = [&](auto action) {
     constexpr int ROW_RUNS = TILE_W / OUT_VECTOR;
     constexpr int LANES = ROW_RUNS < 32 ? ROW_RUNS : 32;  // along a row
@@ -264,7 +264,7 @@ __device__ inline void store_filters(const Sums& acc, const float (&biases)[FILT
   };
   if constexpr (RESIDUAL) {
     each_run([&](Scalar* at, int from) {
-      *reinterpret_cast<Run*>(at) = *reinterpret_cast<const Run*>(residual + from);
+      *reinterpret_cast<Pixels*>(at) = *reinterpret_cast<const Pixels*>(residual + from);
     });
   }
 #pragma unroll
@@ -286,7 +286,7 @@ __device__ inline void store_filters(const Sums& acc, const float (&biases)[FILT
   }
   __syncwarp();  // the tile is complete
   each_run([&](const Scalar* at, int to) {
-    store_run<STREAMED>(reinterpret_cast<Run*>(y + to), *reinterpret_cast<const Run*>(at));
+    store_run<STREAMED>(reinterpret_cast<Pixels*>(y + to), *reinterpret_cast<const Pixels*>(at));
   });
 }
 
