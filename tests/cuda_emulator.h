@@ -290,11 +290,21 @@ inline void start(Fiber& fiber) {
   makecontext(&fiber.context, begin, 0);
 }
 
+// Of every other launch, warps fall asleep for a while, each at another time: others get ahead.
+inline bool asleep(int warp, long round) {
+  const unsigned mixed = (warp * 2654435761u) ^ (static_cast<unsigned>(round / 4) * 2246822519u);
+  return !eager && (mixed * 3266489917u) >> 31;
+}
+
 // Each thread of the block until it waits.
-inline void run_threads(Fiber* first) {
+inline void run_threads(Fiber* first, long round) {
   for (int i = 0; i < block_threads; i++) {
     auto& fiber = first[i];
     if (fiber.done || (fiber.word && ((*fiber.word ^ fiber.value) & fiber.mask) == 0)) {
+      continue;
+    }
+    if (asleep(i / 32, round)) {
+      progress++;  // it has only to wake up
       continue;
     }
     threadIdx.x = i;
@@ -345,14 +355,15 @@ inline void run_blocks(unsigned grid, int threads, unsigned shared_bytes, int cl
     for (auto& fiber : fibers) {
       start(fiber);
     }
-    for (bool running = true; running;) {
+    long round = 0;
+    for (bool running = true; running; round++) {
       const long before = progress;
       running = false;
       for (int i = 0; i < cluster_blocks; i++) {
         block = &blocks[i];
         blockIdx.x = first + i;
         if (block->running) {
-          run_threads(&fibers[i * threads]);
+          run_threads(&fibers[i * threads], round);
         }
         running |= block->running > 0;
       }

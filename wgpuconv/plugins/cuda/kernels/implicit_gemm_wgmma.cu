@@ -721,6 +721,9 @@ __device__ inline void consume(const Params& params, const Scalar* bias, const S
       store_share(target, work.split, reinterpret_cast<Scalar*>(y));
       leave_cluster();
     } else {
+      if constexpr (RESIDUAL) {
+        Warpgroup::sync();  // the places of the pixels are there
+      }
 #pragma unroll
       for (int i = 0; i < ROWS; i++) {
         Target<Scalar> target = all;
