@@ -174,6 +174,7 @@ def halo_config(
     [
         # the most sums of a thread, in two teams and in one
         ("c64 k128 r3 s3 f16", halo_config(256, 256, True, 64, 64, 2)),
+        ("c128 k128 r3 s3 f16", halo_config(256, 256, False, 128, 64, 2)),
         ("c64 k64 r7 s7 f32 tf32", halo_config(448, 224, False, 64, 8, 1)),
         # inputs that are gathered
         ("c3 k64 r3 s3 f16", halo_config(256, 256, False, 64, 8, 2)),
@@ -808,6 +809,19 @@ EMULATED: list[tuple[str, str, Config]] = (
             # two teams of a resident weight, chunks of channels, filters past the end
             (96, 96, True, 64, 64, 2, "conv2d f16 n5 c72 h11 w7 k60 r3 s3 pad1 nhwc bias residual"),
             (64, 64, False, 64, 32, 2, "conv2d f16 n7 c40 h8 w7 k20 r3 s3 pad1 bias act:relu"),
+            # two teams that take turns at the filters of one tile, some of which are none; the
+            # weight comes anew, or stays
+            (
+                64,
+                64,
+                True,
+                128,
+                64,
+                2,
+                "conv2d f16 n2 c200 h9 w9 k130 r3 s3 pad1 nhwc bias residual act:relu",
+            ),
+            (64, 64, True, 128, 32, 2, "conv2d f32 n3 c72 h9 w17 k80 r3 s3 bias tf32"),
+            (96, 96, False, 128, 32, 2, "conv2d bf16 n5 c72 h11 w7 k70 r3 s3 pad1 nhwc bias"),
             # warpgroups side by side over filters, and over pixels
             (96, 96, False, 128, 32, 1, "conv2d f16 n3 c40 h11 w7 k70 r3 s3 pad1 nhwc bias"),
             (192, 96, True, 64, 8, 1, "conv2d f32 n3 c20 h11 w15 k30 r3 s3 pad1 nhwc bias tf32"),
@@ -1156,7 +1170,9 @@ def test_plain_kernels_on_the_cpu(emulator: Emulator, name: str, layout: str) ->
         ("halo_wgmma", "wait_barrier(block.halo_full(buffer), halo.round);", ""),
         ("halo_wgmma", "wait_barrier(block.stage_full(stage.buffer)", "((void)(stage.buffer)"),
         ("halo_wgmma", "    wait_copies<0>();", "    wait_copies<1>();"),
-        ("halo_wgmma", "wait_barrier(block.halo_free(buffer), turns[each].round ^ 1);", ""),
+        ("halo_wgmma", "wait_barrier(block.halo_free(buffer), turn.round ^ 1);", ""),
+        ("halo_wgmma", "stage.skip(turn * STEPS);", ""),
+        ("halo_wgmma", "arrive_warp(read_stage, lane);\n          read_stage = 0;", ""),
     ],
 )
 def test_the_emulator_notices_what_is_missing(

@@ -36,8 +36,8 @@ from .mma import (
 
 POSITIONS = (64, 96, 128, 160, 192, 224, 256)
 """That one product of a warpgroup takes."""
-SHAPES = ((1, 64, 1), (2, 64, 1), (1, 128, 1), (1, 64, 2))
-"""Warpgroups side by side and filters of a tile, and teams of a block."""
+SHAPES = ((1, 64, 1), (2, 64, 1), (1, 128, 1), (1, 64, 2), (1, 128, 2))
+"""Warpgroups of a team side by side, filters of a tile, and teams of a block."""
 MOST_CUTS = 16
 """Widths that are considered of a tile whose rows follow each other."""
 CHUNKS = (128, 64, 32)
@@ -58,8 +58,8 @@ VECTOR_BYTES = 16
 
 
 class Tile(NamedTuple):
-    """Each team of a block computes p positions by m filters, from k channels at once; a warpgroup
-    group_p of them by 64. They are rows of eight, or rows that follow each other."""
+    """A tile is p positions by m filters, from k channels at once; a warpgroup computes group_p of
+    them by 64. They are rows of eight, or rows that follow each other."""
 
     p: int
     group_p: int
@@ -69,8 +69,22 @@ class Tile(NamedTuple):
     teams: int
 
     @property
+    def sharers(self) -> int:
+        """Teams that compute filters of the same tile; else each has tiles of its own."""
+        return self.teams if self.m > 64 else 1
+
+    @property
+    def team_m(self) -> int:
+        return self.m // self.sharers
+
+    @property
+    def at_once(self) -> int:
+        """Tiles of a block."""
+        return self.teams // self.sharers
+
+    @property
     def warpgroups(self) -> int:
-        return self.teams * (self.p // self.group_p) * (self.m // 64)
+        return self.teams * (self.p // self.group_p) * (self.team_m // 64)
 
     @property
     def threads(self) -> int:
@@ -100,7 +114,7 @@ class Staging(NamedTuple):
     area: Area
     plane_pixels: int
     halo_buffers: int
-    """Of a team."""
+    """Of each of the tiles that a block computes at once."""
     chunks: int
     steps: int
     """Of a chunk of channels."""
@@ -112,7 +126,7 @@ class Staging(NamedTuple):
 
     def copies_ahead(self, tile: Tile) -> bool:
         """Whether products seldom wait for a copy."""
-        halo = self.halo_buffers > 1 or (self.chunks <= 1 and tile.teams > 1)
+        halo = self.halo_buffers > 1 or (self.chunks <= 1 and tile.at_once > 1)
         return halo and (self.resident or self.stages > 2)
 
 
@@ -155,7 +169,7 @@ class HaloWgmma(CudaAlgorithm):
                     f"{facts.limits.max_workgroup_storage} bytes of shared memory that a block "
                     "may have"
                 )
-            step = Step(tile.m, staging.products * 32 // p.itemsize)
+            step = Step(tile.team_m, staging.products * 32 // p.itemsize)
             order, words = _words(p, phase, tile, staging)
             offsets = _offsets(p, phase, tile, staging, order)
             packed = pack(lowering, step, staging.chunks * staging.steps, offsets, cores=True)
@@ -181,9 +195,10 @@ class HaloWgmma(CudaAlgorithm):
             p.dtype,
             TILE_P=tile.p,
             GROUP_P=tile.group_p,
-            TILE_M=tile.m,
+            TILE_M=tile.team_m,
             TILE_K=tile.k,
             TEAMS=tile.teams,
+            SHARED=tile.sharers > 1,
             HALO_BUFFERS=staging.halo_buffers,
             STAGES=staging.stages,
             RESIDENT=staging.resident,
@@ -214,7 +229,7 @@ class HaloWgmma(CudaAlgorithm):
                 next_warpgroup=area.next_warpgroup,
                 x_c=x.strides.x_c,
                 **output_params(p, phase),
-                m_tiles=ceil_div(p.k_group, tile.m),
+                m_tiles=ceil_div(p.k_group, tile.team_m),
                 chunks=staging.chunks,
                 groups=p.groups,
                 **activation_params(p),
@@ -251,8 +266,9 @@ class HaloWgmma(CudaAlgorithm):
                 # (Fitted on an H200, as what follows.)
                 copied = align(p.c_group, _vector(p)) * p.itemsize * staging.area.pixels / 22e9
                 copied += weight_bytes / 180e9
-                # Of two teams, one stores while the other multiplies, if not quite.
-                alone = (1.0 if tile.teams == 1 else 0.83) * (compute + stored)
+                # Of two teams, one stores while the other multiplies, if not quite. (Those that
+                # take turns lose in turns what they gain so, where products are short.)
+                alone = (0.83 if tile.at_once > 1 else 1.0) * (compute + stored)
                 longest = max(alone, copied + (stored if tile.teams == 1 else 0.0))
             each = ceil_div(tiles, _blocks(p, tile, staging, tiles, facts))
             seconds += each * longest + 3 * facts.latency
@@ -327,7 +343,7 @@ def _fitting_tiles(p: ConvProblem, facts: Facts) -> Iterator[Tile]:
                 shape = Tile(groups * group_p, group_p, rows_of_eight, m, 0, teams)
                 tile = _with_channels(p, shape, facts)
                 # Each team has a tile to compute.
-                if tile and (teams == 1 or _tiles(p, tile) > (teams - 1) * facts.cores):
+                if tile and (tile.at_once == 1 or _tiles(p, tile) > facts.cores):
                     yield tile
 
 
@@ -449,7 +465,7 @@ def _staging(p: ConvProblem, phase: Phase, tile: Tile, facts: Facts) -> Staging 
     else:
         step = max(n for n in range(1, MOST_PRODUCTS + 1) if products % n == 0)
     steps = ceil_div(products, step)
-    stage_bytes = 32 * step * tile.m
+    stage_bytes = 32 * step * tile.team_m
     # On the way out: two slices of a few pixels of 64 filters, or one of 64 filters of some pixels.
     slices = 2 * 64 // p.itemsize * (64 * p.itemsize + 16) if p.layout == "NHWC" else 64 * 144
     fixed = slices * tile.warpgroups + 4 * (steps * step + plane_pixels + tile.p)
@@ -457,22 +473,22 @@ def _staging(p: ConvProblem, phase: Phase, tile: Tile, facts: Facts) -> Staging 
     last = (tile.p // tile.group_p - 1) * area.next_warpgroup
     last += (tile.group_p // 8 - 1) * area.next_group + 7 + int(_shifts(phase, area).max(initial=0))
     past = VECTOR_BYTES * max(last + 1 - plane_pixels, 0)
-    all_steps = max(chunks * steps, 1)
+    all_steps = max(chunks * steps * tile.sharers, 1)
     kinds, cores = _kinds(p, tile), facts.cores
     few_kinds = cores // kinds * kinds >= LEAST_USED * cores
     choices = [
         (buffers, stages, resident)
         for resident, counts in (
             (True, (all_steps,) if few_kinds else ()),
-            (False, range(MOST_STAGES, 1, -1) if tile.teams == 1 else ()),
+            (False, _stages(tile, steps)),
         )
         for buffers in ((3, 2, 1) if _gathered(p) else (2, 1))
         for stages in counts
         # A halo that nothing is copied behind costs more than a weight that comes again.
-        if not (resident and tile.teams == 1 and buffers == 1 and chunks > 1)
+        if not (resident and tile.at_once == 1 and buffers == 1 and chunks > 1)
     ]
     for buffers, stages, resident in choices:
-        halos = buffers * tile.teams
+        halos = buffers * tile.at_once
         rest = fixed + 16 * halos + stages * (stage_bytes + 16)
         nbytes = halos * halo_bytes + max(rest, past)
         if nbytes <= facts.limits.max_workgroup_storage:
@@ -480,6 +496,15 @@ def _staging(p: ConvProblem, phase: Phase, tile: Tile, facts: Facts) -> Staging 
                 area, plane_pixels, buffers, chunks, steps, step, stages, resident, nbytes
             )
     return None
+
+
+def _stages(tile: Tile, steps: int) -> range:
+    """Of a weight that is not resident, the more the better; none if teams would need their own."""
+    if tile.at_once > 1:
+        return range(0)
+    # Teams that share them have more of them than the other one's turn takes.
+    fewest = 2 if tile.teams == 1 else steps + 1
+    return range(max(fewest, MOST_STAGES), fewest - 1, -1)
 
 
 def _shifts(phase: Phase, area: Area) -> np.ndarray:

@@ -18,8 +18,10 @@
 // A block stays on its multiprocessor and goes from tile to tile. One warp copies the weight, step
 // by step of STEP_PRODUCTS products, or the whole of it once (RESIDENT); three copy halos; all
 // others multiply. They meet at barriers in shared memory only: each buffer has one that says that
-// it is full and one that says that it is free. With several TEAMS, which need a resident weight,
-// one team's products run while another stores its sums.
+// it is full and one that says that it is free. With several TEAMS, one's products run while another
+// stores its sums. Either each has tiles of its own, which needs a resident weight. Or they share
+// the pixels of a tile, with filters of their own, and take turns: a chunk of channels is first
+// multiplied by the first team, then by the next, while the first goes on to its next chunk.
 //
 // An input of few channels is read as it lies, element by element (GATHERED), and one product
 // takes two taps. A second plane holds zeros, for the tap that is one too many.
@@ -30,10 +32,11 @@
 using Scalar = Half;
 constexpr int TILE_P = 224;
 constexpr int GROUP_P = 224;  // positions of a warpgroup
-constexpr int TILE_M = 64;
+constexpr int TILE_M = 64;  // of a team
 constexpr int TILE_K = 64;
 constexpr int TEAMS = 2;
-constexpr int HALO_BUFFERS = 1;  // of a team
+constexpr bool SHARED = false;   // a tile is all teams', else one's
+constexpr int HALO_BUFFERS = 1;  // of tiles that are computed at once
 constexpr int STAGES = 9;
 constexpr bool RESIDENT = true;   // all steps of a tile have their own stage
 constexpr int STEPS = 9;          // of TILE_K channels
@@ -79,8 +82,8 @@ struct Params {
   int y_h;
   int y_w;
   int m;  // filters of a group
-  int m_tiles;
-  int chunks;  // of TILE_K channels
+  int m_tiles;  // of TILE_M filters
+  int chunks;   // of TILE_K channels
   int groups;
   float act_a;
   float act_b;
@@ -91,7 +94,9 @@ constexpr int CHUNK_PLANES = TILE_K / VECTOR;
 constexpr int PLANES = GATHERED ? 2 : CHUNK_PLANES;
 constexpr int PLANE_BYTES = PLANE_PIXELS * 16;
 constexpr int HALO_BYTES = PLANES * PLANE_BYTES;
-constexpr int HALOS = TEAMS * HALO_BUFFERS;
+constexpr int SHARERS = SHARED ? TEAMS : 1;  // of a tile
+constexpr int AT_ONCE = TEAMS / SHARERS;     // tiles of a block
+constexpr int HALOS = AT_ONCE * HALO_BUFFERS;
 constexpr int STAGE_BYTES = STEP_PRODUCTS * TILE_M * 32;
 constexpr int TEAM_WARPGROUPS = TILE_M / 64 * (TILE_P / GROUP_P);
 constexpr int WARPGROUPS = TEAMS * TEAM_WARPGROUPS;  // that multiply
@@ -105,7 +110,9 @@ constexpr int MULTIPLIER_REGISTERS = 208;
 static_assert(WARPGROUPS <= 2, "registers for the sums");
 static_assert(TILE_P % GROUP_P == 0 && GROUP_P % 32 == 0 && TILE_M % 64 == 0, "whole warpgroups");
 static_assert(THREADS == WARPGROUPS * 128 + 32 + LOADER_WARPS * 32, "a role for each warp");
-static_assert(TEAMS == 1 || RESIDENT, "teams wait for no common step");
+static_assert(AT_ONCE == 1 || RESIDENT, "teams wait for no common step");
+// A parity does not tell that a stage must be filled twice before it is a waiting team's.
+static_assert(!SHARED || RESIDENT || STAGES > STEPS, "more stages than another's turn takes");
 static_assert(!GATHERED || TILE_K == VECTOR, "16 bytes of channels are gathered");
 static_assert(GATHERED || CHUNK_PLANES % 2 == 0, "a product takes two planes");
 
@@ -126,7 +133,7 @@ constexpr int SPOTS_AT = PLACES_AT + 4 * PLANE_PIXELS;
 static_assert(SHARED_BYTES >= SPOTS_AT + 4 * TILE_P, "the host asks for enough");
 
 struct Tile {
-  int m_tile;
+  int m_tile;  // the first team's
   int group;
   int x;  // the first output pixel
   int y;
@@ -137,8 +144,9 @@ struct Tile {
 // resident.
 __device__ inline Tile tile_at(int index, const Params& params) {
   Tile tile;
-  tile.m_tile = index % params.m_tiles;
-  index /= params.m_tiles;
+  const int m_tiles = (params.m_tiles + SHARERS - 1) / SHARERS;
+  tile.m_tile = index % m_tiles * SHARERS;
+  index /= m_tiles;
   tile.group = index % params.groups;
   index /= params.groups;
   tile.x = index % params.tiles_w * params.columns;
@@ -161,6 +169,11 @@ struct Turn {
       round ^= 1;
     }
   }
+
+  __device__ void skip(int times) {
+    round ^= (buffer + times) / COUNT & 1;
+    buffer = (buffer + times) % COUNT;
+  }
 };
 
 // What all roles know. A buffer's barriers lie side by side; those of stages follow the halos'.
@@ -182,16 +195,19 @@ __device__ inline void copy_weights(const Block& block, const Scalar* packed) {
   Turn<STAGES> turn;
   for (int index = blockIdx.x; index < params.tiles; index += params.blocks) {
     const Tile tile = tile_at(index, params);
-    const int steps = params.chunks * STEPS;
-    const Scalar* from =
-        packed + static_cast<long long>(tile.group * params.m_tiles + tile.m_tile) * steps * STAGE;
-    for (int step = 0; step < steps; step++) {
-      const unsigned full = block.stage_full(turn.buffer);
-      wait_barrier(block.stage_free(turn.buffer), turn.round ^ 1);
-      arrive_expecting(full, STAGE_BYTES);
-      copy_bulk(block.at(STAGES_AT) + turn.buffer * STAGE_BYTES, from, STAGE_BYTES, full);
-      from += STAGE;
-      turn.next();
+    for (int i = 0; i < params.chunks * SHARERS; i++) {
+      // The last team may have no filters, and multiplies others.
+      const int m_tile = min(tile.m_tile + i % SHARERS, params.m_tiles - 1);
+      const int chunk = (tile.group * params.m_tiles + m_tile) * params.chunks + i / SHARERS;
+      const Scalar* from = packed + static_cast<long long>(chunk) * (STEPS * STAGE);
+      for (int step = 0; step < STEPS; step++) {
+        const unsigned full = block.stage_full(turn.buffer);
+        wait_barrier(block.stage_free(turn.buffer), turn.round ^ 1);
+        arrive_expecting(full, STAGE_BYTES);
+        copy_bulk(block.at(STAGES_AT) + turn.buffer * STAGE_BYTES, from, STAGE_BYTES, full);
+        from += STAGE;
+        turn.next();
+      }
     }
     if (RESIDENT) {
       return;
@@ -325,28 +341,23 @@ __device__ inline void copy_halo(const Block& block, const Tile& tile, int chunk
 // The threads of all loaders. A buffer is always filled by the same one, in the order of its use:
 // a barrier's parity tells only neighbouring rounds apart.
 __device__ inline void copy_halos(const Block& block, int thread, const Scalar* x) {
+  const Params& params = block.params;
   const int loader = thread / LOADER_THREADS;
-  int team = 0;
-  Turn<HALO_BUFFERS> turns[TEAMS];
-  for (int index = blockIdx.x; index < block.params.tiles; index += block.params.blocks) {
-    const Tile tile = tile_at(index, block.params);
-#pragma unroll
-    for (int each = 0; each < TEAMS; each++) {  // so that the turns stay in registers
-      if (each != team) {
-        continue;
-      }
-      for (int chunk = 0; chunk < block.params.chunks; chunk++) {
-        const int buffer = each * HALO_BUFFERS + turns[each].buffer;
-        if (buffer % LOADERS == loader) {
-          wait_barrier(block.halo_free(buffer), turns[each].round ^ 1);
-          copy_halo(block, tile, chunk, thread % LOADER_THREADS, buffer, x);
+  Turn<HALO_BUFFERS> turn;
+  for (int first = blockIdx.x; first < params.tiles; first += AT_ONCE * params.blocks) {
+    for (int chunk = 0; chunk < params.chunks; chunk++) {
+      for (int i = 0; i < AT_ONCE; i++) {
+        const int index = first + i * params.blocks;
+        const int buffer = i * HALO_BUFFERS + turn.buffer;
+        if (index < params.tiles && buffer % LOADERS == loader) {
+          wait_barrier(block.halo_free(buffer), turn.round ^ 1);
+          copy_halo(block, tile_at(index, params), chunk, thread % LOADER_THREADS, buffer, x);
           publish_copies();
           arrive(block.halo_full(buffer));
         }
-        turns[each].next();
       }
+      turn.next();
     }
-    team = team + 1 == TEAMS ? 0 : team + 1;
   }
 }
 
@@ -521,6 +532,8 @@ __device__ inline void multiply(const Block& block, int thread, const Scalar* bi
   const int team = warpgroup / TEAM_WARPGROUPS;
   const int first_p = warpgroup % TEAM_WARPGROUPS / (TILE_M / 64) * GROUP_P;
   const int first_m = warpgroup % (TILE_M / 64) * 64;
+  const int own_tile = SHARED ? 0 : team;  // of those of a block
+  const int turn = SHARED ? team : 0;      // with the same tile
   const int lane = thread % 32;
   // In units of 16 bytes.
   const unsigned halos = block.at(0) / 16 + first_p / GROUP_P * params.next_warpgroup;
@@ -530,19 +543,19 @@ __device__ inline void multiply(const Block& block, int thread, const Scalar* bi
 
   Turn<HALO_BUFFERS> halo;
   Turn<STAGES> stage;
-  for (int index = blockIdx.x + team * params.blocks; index < params.tiles;
-       index += TEAMS * params.blocks) {
+  for (int index = blockIdx.x + own_tile * params.blocks; index < params.tiles;
+       index += AT_ONCE * params.blocks) {
     const Tile tile = tile_at(index, params);
-    const int filter = tile.m_tile * TILE_M + first_m + thread % 128 / 32 * 16 + lane / 4;
+    const int own_m = (tile.m_tile + turn) * TILE_M + first_m;
+    const int filter = own_m + thread % 128 / 32 * 16 + lane / 4;
     const Scalar* own_bias = bias + tile.group * params.m;
     const Store store{params,
                       reinterpret_cast<const int*>(block.shared + SPOTS_AT) + first_p,
                       params.y_base + tile.group * params.y_g + tile.image * params.y_n +
-                          (tile.m_tile * TILE_M + first_m) * params.y_m +
-                          tile.y * params.y_h + tile.x * params.y_w,
+                          own_m * params.y_m + tile.y * params.y_h + tile.x * params.y_w,
                       params.q_h - tile.y,
                       params.q_w - tile.x,
-                      params.m - tile.m_tile * TILE_M - first_m,
+                      params.m - own_m,
                       {to_float(own_bias[min(filter, params.m - 1)]),
                        to_float(own_bias[min(filter + 8, params.m - 1)])},
                       block.shared + SLICES_AT + warpgroup * SLICES * SLICE_BYTES,
@@ -552,9 +565,12 @@ __device__ inline void multiply(const Block& block, int thread, const Scalar* bi
     unsigned read_stage = 0;
     unsigned read_halo = 0;
     for (int chunk = 0; chunk < params.chunks; chunk++) {
-      const int buffer = team * HALO_BUFFERS + halo.buffer;
+      const int buffer = own_tile * HALO_BUFFERS + halo.buffer;
       const unsigned from_halo = halos + buffer * (HALO_BYTES / 16);
       wait_barrier(block.halo_full(buffer), halo.round);
+      if constexpr (SHARED) {
+        stage.skip(turn * STEPS);
+      }
 #pragma unroll 1
       for (int step = 0; step < STEPS; step++) {
         unsigned b[STEP_PRODUCTS];
@@ -580,13 +596,20 @@ __device__ inline void multiply(const Block& block, int thread, const Scalar* bi
         read_stage = block.stage_free(stage.buffer);
         stage.next();
       }
-      if (HALO_BUFFERS > 1) {
+      if (HALO_BUFFERS > 1 && !SHARED) {
         read_halo = block.halo_free(buffer);
-      } else {  // the next chunk comes only when this one's place is free
+      } else {  // the next chunk comes, or another's turn, only when what this one read is free
         wait_products<0>();
+        if constexpr (!RESIDENT) {
+          arrive_warp(read_stage, lane);
+          read_stage = 0;
+        }
         arrive_warp(block.halo_free(buffer), lane);
       }
       halo.next();
+      if constexpr (SHARED) {
+        stage.skip((SHARERS - 1 - turn) * STEPS);
+      }
     }
     wait_products<0>();
     if constexpr (!RESIDENT) {
@@ -625,7 +648,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   }
   for (int i = thread; i < HALOS + STAGES; i += THREADS) {
     set_up_barrier(block.halo_full(i), i < HALOS ? LOADER_THREADS : 1);
-    set_up_barrier(block.halo_free(i), TEAM_WARPGROUPS * 4);
+    set_up_barrier(block.halo_free(i), (i < HALOS ? SHARERS : 1) * TEAM_WARPGROUPS * 4);
     publish_barriers();
   }
   wait_for_previous();
