@@ -466,8 +466,8 @@ def _staging(p: ConvProblem, phase: Phase, tile: Tile, facts: Facts) -> Staging 
         step = max(n for n in range(1, MOST_PRODUCTS + 1) if products % n == 0)
     steps = ceil_div(products, step)
     stage_bytes = 32 * step * tile.team_m
-    # On the way out: two slices of a few pixels of 64 filters, or one of 64 filters of some pixels.
-    slices = 2 * 64 // p.itemsize * (64 * p.itemsize + 16) if p.layout == "NHWC" else 64 * 144
+    # On the way out: two slices of 32 pixels of 64 filters, or one of 64 filters of some pixels.
+    slices = 2 * 32 * (64 * p.itemsize + 16) if p.layout == "NHWC" else 64 * 144
     fixed = slices * tile.warpgroups + 4 * (steps * step + plane_pixels + tile.p)
     # The last positions of a tile may lie past the halo, in what follows it.
     last = (tile.p // tile.group_p - 1) * area.next_warpgroup
@@ -485,7 +485,7 @@ def _staging(p: ConvProblem, phase: Phase, tile: Tile, facts: Facts) -> Staging 
         for buffers in ((3, 2, 1) if _gathered(p) else (2, 1))
         for stages in counts
         # A halo that nothing is copied behind costs more than a weight that comes again.
-        if not (resident and tile.at_once == 1 and buffers == 1 and chunks > 1)
+        if not (resident and tile.at_once == 1 and buffers == 1 and chunks * tile.sharers > 1)
     ]
     for buffers, stages, resident in choices:
         halos = buffers * tile.at_once

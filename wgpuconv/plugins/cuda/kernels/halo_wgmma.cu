@@ -118,7 +118,7 @@ static_assert(GATHERED || CHUNK_PLANES % 2 == 0, "a product takes two planes");
 
 // On its way out, a slice of a warpgroup's positions lies in shared memory: one row for each pixel,
 // of 64 filters, or one for each filter, of 128 bytes of pixels. Rows begin on other banks.
-constexpr int SLICE = (CHANNELS_LAST ? 64 : 128) / static_cast<int>(sizeof(Scalar));
+constexpr int SLICE = CHANNELS_LAST ? 32 : 128 / static_cast<int>(sizeof(Scalar));
 constexpr int PITCH = (CHANNELS_LAST ? 64 : SLICE) + 16 / static_cast<int>(sizeof(Scalar));
 constexpr int SLICE_BYTES =
     (CHANNELS_LAST ? SLICE : 64) * PITCH * static_cast<int>(sizeof(Scalar));
