@@ -1263,6 +1263,21 @@ def test_the_emulator_notices_what_is_wrong(
     fails_if_changed(emulator, monkeypatch, chosen, right, broken)
 
 
+@pytest.mark.parametrize(("channels", "resident"), [(32, True), (64, False), (128, False)])
+def test_teams_that_share_a_tile_copy_its_halos_ahead(channels: int, resident: bool) -> None:
+    """A weight stays only where there is room for two halos beside it; else it has more stages than
+    a turn has steps."""
+    algorithm = next(a for a in ALGORITHMS if a.name == "halo_wgmma")
+    problem = ConvProblem.parse(f"conv2d f16 n16 c{channels} h112 w112 k128 r3 s3 nhwc")
+    config = halo_config(224, 224, True, 128, min(channels, 64), 2)
+    plan = algorithm.lower(problem, config, HOPPER, HOPPER.workspace_limit)
+    constants = dict(plan.passes[-1].shader.constants)
+    assert constants["SHARED"]
+    assert constants["HALO_BUFFERS"] == 2
+    assert constants["RESIDENT"] == resident
+    assert constants["STAGES"] > constants["STEPS"]
+
+
 def test_blocks_of_halo_wgmma_share_no_multiprocessor() -> None:
     """However little they need: those that start early would, and leave others idle."""
     algorithm = next(a for a in ALGORITHMS if a.name == "halo_wgmma")
