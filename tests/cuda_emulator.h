@@ -216,9 +216,10 @@ inline void arrive(unsigned at, int arrivals, long bytes) {
   }
 }
 
+// They may land in any order: the last one first.
 inline void land_next() {
-  const auto next = std::move(block->arrivals.front());
-  block->arrivals.pop_front();
+  const auto next = std::move(block->arrivals.back());
+  block->arrivals.pop_back();
   long bytes = 0;
   for (const auto& copy : next.copies) {
     land(copy);

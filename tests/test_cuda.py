@@ -821,7 +821,8 @@ EMULATED: list[tuple[str, str, Config]] = (
                 "conv2d f16 n2 c200 h9 w9 k130 r3 s3 pad1 nhwc bias residual act:relu",
             ),
             (64, 64, True, 128, 32, 2, "conv2d f32 n3 c72 h9 w17 k80 r3 s3 bias tf32"),
-            (96, 96, False, 128, 32, 2, "conv2d bf16 n5 c72 h11 w7 k70 r3 s3 pad1 nhwc bias"),
+            (96, 96, False, 128, 32, 2, "conv2d bf16 n5 c32 h11 w7 k70 r3 s3 pad1 nhwc bias"),
+            (64, 64, True, 128, 8, 2, "conv2d f16 n2 c3 h19 w13 k130 r3 s3 pad1 nhwc bias"),
             # warpgroups side by side over filters, and over pixels
             (96, 96, False, 128, 32, 1, "conv2d f16 n3 c40 h11 w7 k70 r3 s3 pad1 nhwc bias"),
             (192, 96, True, 64, 8, 1, "conv2d f32 n3 c20 h11 w15 k30 r3 s3 pad1 nhwc bias tf32"),
@@ -1172,6 +1173,7 @@ def test_plain_kernels_on_the_cpu(emulator: Emulator, name: str, layout: str) ->
         ("halo_wgmma", "    wait_copies<0>();", "    wait_copies<1>();"),
         ("halo_wgmma", "wait_barrier(block.halo_free(buffer), turn.round ^ 1);", ""),
         ("halo_wgmma", "stage.skip(turn * STEPS);", ""),
+        ("halo_wgmma", "wait_barrier(block.stage_full(after.buffer), after.round ^ 1);", ""),
         ("halo_wgmma", "arrive_warp(read_stage, lane);\n          read_stage = 0;", ""),
     ],
 )

@@ -45,7 +45,8 @@ CHUNKS = (128, 64, 32)
 MOST_PRODUCTS = 8
 """Of one step."""
 MOST_STAGES = 4
-"""Steps whose weight is on its way, where the whole weight does not fit."""
+"""Steps whose weight is on its way, where the whole weight does not fit; teams that share a tile
+need one more than a turn has."""
 MOST_WASTE = 1.2
 """Tiles that compute that many times what the best one does are left out."""
 LEAST_USED = 0.8
@@ -267,7 +268,7 @@ class HaloWgmma(CudaAlgorithm):
                 copied = align(p.c_group, _vector(p)) * p.itemsize * staging.area.pixels / 22e9
                 copied += weight_bytes / 180e9
                 # Of two teams, one stores while the other multiplies, if not quite. (Those that
-                # take turns lose in turns what they gain so, where products are short.)
+                # share a tile lose in turns what they gain so, where products are short.)
                 alone = (0.83 if tile.at_once > 1 else 1.0) * (compute + stored)
                 longest = max(alone, copied + (stored if tile.teams == 1 else 0.0))
             each = ceil_div(tiles, _blocks(p, tile, staging, tiles, facts))

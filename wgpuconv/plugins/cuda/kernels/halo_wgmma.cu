@@ -1,7 +1,7 @@
 // Convolution on Hopper's tensor cores with the input's tile staged once for all taps: halves,
 // bfloats, or floats as TF32, with sums in float.
 //
-// A team of warpgroups computes a tile of TILE_M filters by some rows and columns of output pixels,
+// A team of warpgroups computes TILE_M filters of a tile of some rows and columns of output pixels,
 // a warpgroup 64 of the filters. The input pixels that any tap of any pixel of the tile needs, its
 // halo, are copied to shared memory once for each TILE_K channels, and a tap only shifts where the
 // tensor cores read. They read pixels side by side, of 16 bytes of channels each, from any place
@@ -36,7 +36,7 @@ constexpr int TILE_M = 64;  // of a team
 constexpr int TILE_K = 64;
 constexpr int TEAMS = 2;
 constexpr bool SHARED = false;   // a tile is all teams', else one's
-constexpr int HALO_BUFFERS = 1;  // of tiles that are computed at once
+constexpr int HALO_BUFFERS = 1;  // of each tile that is computed at once
 constexpr int STAGES = 9;
 constexpr bool RESIDENT = true;   // all steps of a tile have their own stage
 constexpr int STEPS = 9;          // of TILE_K channels
@@ -111,7 +111,8 @@ static_assert(WARPGROUPS <= 2, "registers for the sums");
 static_assert(TILE_P % GROUP_P == 0 && GROUP_P % 32 == 0 && TILE_M % 64 == 0, "whole warpgroups");
 static_assert(THREADS == WARPGROUPS * 128 + 32 + LOADER_WARPS * 32, "a role for each warp");
 static_assert(AT_ONCE == 1 || RESIDENT, "teams wait for no common step");
-// A parity does not tell that a stage must be filled twice before it is a waiting team's.
+// A parity does not tell that a stage must be filled twice before it is a waiting team's. So what has
+// a turn's steps in between must be there: one stage more than them, and see copy_weights.
 static_assert(!SHARED || RESIDENT || STAGES > STEPS, "more stages than another's turn takes");
 static_assert(!GATHERED || TILE_K == VECTOR, "16 bytes of channels are gathered");
 static_assert(GATHERED || CHUNK_PLANES % 2 == 0, "a product takes two planes");
@@ -203,6 +204,13 @@ __device__ inline void copy_weights(const Block& block, const Scalar* packed) {
       for (int step = 0; step < STEPS; step++) {
         const unsigned full = block.stage_full(turn.buffer);
         wait_barrier(block.stage_free(turn.buffer), turn.round ^ 1);
+        if constexpr (SHARED && !RESIDENT) {
+          // Copies land in any order. A team that has seen this one must not find the next stage as
+          // it was a round before.
+          Turn<STAGES> after = turn;
+          after.next();
+          wait_barrier(block.stage_full(after.buffer), after.round ^ 1);
+        }
         arrive_expecting(full, STAGE_BYTES);
         copy_bulk(block.at(STAGES_AT) + turn.buffer * STAGE_BYTES, from, STAGE_BYTES, full);
         from += STAGE;
