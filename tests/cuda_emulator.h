@@ -84,6 +84,7 @@ struct Copy {
   const void* from;
   int bytes;
   bool valid;
+  bool rounded = false;  // floats, to TF32
 };
 
 // acc[64 x 8 columns] += a * b. Matrix a lies in shared memory, or in fragments of the threads.
@@ -141,6 +142,7 @@ struct Block {
   std::vector<unsigned char> shared;  // NaN before the block begins and after it has ended
   std::map<unsigned, Barrier> barriers;
   std::deque<Arrival> arrivals;
+  unsigned landed = 0;
   int running;
 };
 
@@ -186,11 +188,21 @@ void meet_warp(Action action) {
   meet(block->warps[warp], 32, [&] { action(&self() - threadIdx.x % 32); });
 }
 
+// To nearest, ties to even, as the copy engine rounds. (Its NaN is 7fffe000.)
+inline unsigned nearest_tf32(unsigned bits) {
+  return (bits & 0x7fffffff) > 0x7f800000 ? 0x7fffe000
+                                          : (bits + 0xfff + (bits >> 13 & 1)) & ~0x1fffu;
+}
+
 inline void land(const Copy& copy) {
   if (copy.valid) {
     std::memcpy(&block->shared[copy.to], copy.from, copy.bytes);
   } else {
     std::memset(&block->shared[copy.to], 0, copy.bytes);
+  }
+  for (int i = 0; copy.rounded && i < copy.bytes; i += 4) {
+    auto* bits = reinterpret_cast<unsigned*>(&block->shared[copy.to + i]);
+    *bits = nearest_tf32(*bits);
   }
 }
 
@@ -216,10 +228,14 @@ inline void arrive(unsigned at, int arrivals, long bytes) {
   }
 }
 
-// They may land in any order: the last one first.
+// They may land in any order: now the last one, now any other.
 inline void land_next() {
-  const auto next = std::move(block->arrivals.back());
-  block->arrivals.pop_back();
+  auto& all = block->arrivals;
+  block->landed++;
+  const auto last = all.size() - 1;
+  const auto which = block->landed % 2 ? last : block->landed * 2654435761u / 65536 % all.size();
+  const auto next = std::move(all[which]);
+  all.erase(all.begin() + which);
   long bytes = 0;
   for (const auto& copy : next.copies) {
     land(copy);
@@ -605,23 +621,24 @@ inline void commit_products() {
 // The element (row, k) of a matrix that is described as wgmma wants it.
 inline unsigned described(unsigned long long matrix, int row, int k, int bytes, bool transposed) {
   auto field = [&](int bit) { return static_cast<unsigned>(matrix >> bit & 0x3fff) * 16; };
-  const bool permuted = matrix >> 62 == 1;
+  const int permuted = matrix >> 62;
+  const int pitch = 256 >> permuted;  // of rows that are permuted: 128, 64 or 32 bytes
   const int in_row = k * bytes;
   unsigned at = field(0);
   if (transposed) {  // lines of 64 rows, eight of them for as many k
-    if (!permuted || bytes != 2 || at % 1024) {
+    if (permuted != 1 || bytes != 2 || at % 1024) {
       emulator::fail("a transposed matrix is described otherwise");
     }
     at += row / 64 * field(16) + k / 8 * field(32) + k % 8 * 128 + row % 64 * bytes;
   } else if (permuted) {
-    at += row / 8 * field(32) + row % 8 * 128 + in_row;
+    at += row / 8 * field(32) + row % 8 * pitch + in_row;
   } else {
     at += row / 8 * field(32) + row % 8 * 16 + in_row / 16 * field(16) + in_row % 16;
   }
   if (permuted) {
-    at ^= (at >> 7 & 7) << 4;
+    at ^= (at >> 7 & (pitch / 16 - 1)) << 4;
   }
-  if (matrix & 0x3fffc000c000c000 || matrix >> 63 || at + bytes > emulator::block->shared.size()) {
+  if (matrix & 0x3fffc000c000c000 || at + bytes > emulator::block->shared.size()) {
     emulator::fail("a matrix outside of shared memory");
   }
   unsigned bits = 0;
@@ -722,6 +739,10 @@ inline unsigned long long core_matrices(unsigned at_and_next_k, unsigned next_ro
   return at_and_next_k | static_cast<unsigned long long>(next_rows) << 32;
 }
 
+constexpr unsigned permutation(int chunks) {
+  return chunks == 8 ? 1u << 30 : chunks == 4 ? 2u << 30 : chunks == 2 ? 3u << 30 : 0;
+}
+
 template <typename T>
 void store_transposed(unsigned to, const float (&v)[4][2]) {
   emulator::check_target(to, 16, 16);
@@ -789,29 +810,36 @@ struct alignas(64) TensorMap {
   const char* array;
   int bytes;  // of an element
   int axes;
-  int sizes[4];
-  int rows;  // that a copy brings
-  int lower[2], upper[2], steps[2];
-  long long strides[4];  // in bytes
+  int rounded;
+  int sizes[5], box[5], steps[5];
+  int lower[2], upper[2];
+  long long strides[4];  // in bytes, from the second axis on
 };
 static_assert(sizeof(TensorMap) == 128, "the size of the driver's own");
 
 namespace emulator {
 
-// Appends the copies of one row of 128 bytes, whose element [0] lies at this place.
+// Appends the copies of one row along the first axis, whose element `first` lies at this place of the
+// other ones.
 inline void copy_row(std::vector<Copy>& copies, unsigned to, const TensorMap& map, int first,
-                     const int* place, bool inside) {
-  for (int chunk = 0; chunk < 8; chunk++) {
+                     const int* place) {
+  const int row_bytes = map.box[0] * map.bytes;
+  bool inside = true;
+  long long offset = 0;
+  for (int axis = 1; axis < map.axes; axis++) {
+    inside &= place[axis - 1] >= 0 && place[axis - 1] < map.sizes[axis];
+    offset += place[axis - 1] * map.strides[axis - 1];
+  }
+  for (int chunk = 0; chunk < row_bytes / 16; chunk++) {
     const int element = first + chunk * 16 / map.bytes;
-    const char* from = map.array + element * map.bytes;
-    for (int axis = 1; axis < map.axes; axis++) {
-      from += place[axis - 1] * map.strides[axis];
-    }
+    const char* from = map.array + offset + element * map.bytes;
     const bool valid = inside && element < map.sizes[0];
     if (valid) {
       check_source(from, 16, 16);
     }
-    copies.push_back({to + (chunk ^ to / 128 % 8) * 16, from, 16, valid});
+    const unsigned at = to + chunk * 16;
+    copies.push_back(
+        {at ^ (at >> 7 & (row_bytes / 16 - 1)) << 4, from, 16, valid, map.rounded != 0});
   }
 }
 
@@ -819,33 +847,45 @@ inline void copy_row(std::vector<Copy>& copies, unsigned to, const TensorMap& ma
 
 inline void copy_rows(unsigned to, const TensorMap& map, int c, int tap, int row,
                       unsigned barrier) {
-  emulator::check_target(to, map.rows * 128, 1024);
+  const int row_bytes = map.box[0] * map.bytes;
+  emulator::check_target(to, map.box[2] * row_bytes, 128);
   emulator::Arrival arrival{{}, barrier, true};
-  for (int i = 0; i < map.rows; i++) {
+  for (int i = 0; i < map.box[2]; i++) {
     const int place[] = {tap, row + i};
-    emulator::copy_row(arrival.copies, to + i * 128, map, c, place, row + i < map.sizes[2]);
+    emulator::copy_row(arrival.copies, to + i * row_bytes, map, c, place);
+  }
+  emulator::begin_arrival(std::move(arrival));
+}
+
+inline void copy_box(unsigned to, const TensorMap& map, int c, int group, int w, int h, int n,
+                     unsigned barrier) {
+  const int row_bytes = map.box[0] * map.bytes;
+  const int columns = (map.box[2] - 1) / map.steps[2] + 1;
+  const int rows = (map.box[3] - 1) / map.steps[3] + 1;
+  emulator::check_target(to, rows * columns * row_bytes, 128);
+  emulator::Arrival arrival{{}, barrier, true};
+  for (int i = 0; i < rows * columns; i++) {
+    const int place[] = {group, w + i % columns * map.steps[2], h + i / columns * map.steps[3], n};
+    emulator::copy_row(arrival.copies, to + i * row_bytes, map, c, place);
   }
   emulator::begin_arrival(std::move(arrival));
 }
 
 inline void copy_columns(unsigned to, const TensorMap& map, int c, int w, int h, int n, int tap_w,
                          int tap_h, unsigned barrier) {
-  emulator::check_target(to, map.rows * 128, 1024);
+  const int pixels = map.box[1];
+  emulator::check_target(to, pixels * 128, 1024);
   if (tap_w < 0 || tap_w > 255 || tap_h < 0 || tap_h > 255) {
     emulator::fail("a tap that lies too far from the first one");
   }
   emulator::Arrival arrival{{}, barrier, true};
-  for (int i = 0; i < map.rows; i++) {
+  for (int i = 0; i < pixels; i++) {
     const int place[] = {w + tap_w, h + tap_h, n};
-    bool inside = true;
-    for (int axis = 0; axis < 3; axis++) {
-      inside &= place[axis] >= 0 && place[axis] < map.sizes[axis + 1];
-    }
-    emulator::copy_row(arrival.copies, to + i * 128, map, c, place, inside);
-    w += map.steps[0];
+    emulator::copy_row(arrival.copies, to + i * 128, map, c, place);
+    w += map.steps[1];
     if (w > map.sizes[1] - 1 + map.upper[0]) {
       w = map.lower[0];
-      h += map.steps[1];
+      h += map.steps[2];
     }
     if (h > map.sizes[2] - 1 + map.upper[1]) {
       h = map.lower[1];

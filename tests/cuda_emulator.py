@@ -232,20 +232,17 @@ def tensor_map(described: TensorMap, buffer: np.ndarray, region: Region) -> np.n
     assert region.offset % 16 == 0
     assert all(stride % 16 == 0 and stride < 2**40 for stride in m.strides)
     assert all(0 < size <= 2**32 for size in m.sizes)
-    assert m.rows <= (1024 if m.lower else 256)
+    for spanned, most in zip(m.box, (256, 1024) if m.lower else (256,) * axes, strict=True):
+        assert 0 < spanned <= most
+    assert m.box[0] * m.itemsize in (32, 64, 128)
     assert all(-128 <= corner < 128 for corner in (*m.lower, *m.upper))
     assert all(1 <= step <= 8 for step in m.steps)
-    numbers = [4 if m.dtype == "f32" else 2, axes]
-    for few, length in (
-        (m.sizes, 4),
-        ((m.rows,), 1),
-        (m.lower, 2),
-        (m.upper, 2),
-        (m.steps[1:3], 2),
-    ):
+    numbers = [m.itemsize, axes, int(m.dtype == "tf32")]
+    for few, length in ((m.sizes, 5), (m.box, 5), (m.steps or (1,) * axes, 5)):
         numbers += [*few, *[0] * (length - len(few))]
-    strides = [0, *m.strides, *[0] * (4 - axes)]
-    packed = struct.pack("<Q13i4x4q", buffer.ctypes.data + region.offset, *numbers, *strides)
+    numbers += [*(m.lower or (0, 0)), *(m.upper or (0, 0))]
+    strides = [*m.strides, *[0] * (5 - axes)]
+    packed = struct.pack("<Q22i4q", buffer.ctypes.data + region.offset, *numbers, *strides)
     made = filled(128)
     made[: len(packed)] = np.frombuffer(packed, np.uint8)
     return made

@@ -412,7 +412,12 @@ def test_something_computes_every_problem() -> None:
         ("conv2d f16 n1 c8 h9 w9 k8 r1 s1", "halo_mma", r"one tap \(1 x 1\)"),
         ("conv2d f16 n1 c8 h40 w40 k8 r17 s3", "implicit_gemm_mma", "got 17 x 3"),
         ("conv2d f16 n1 c8 h900 w900 k8 r3 s3 dil400", "halo_mma", "bytes of shared memory"),
-        ("conv2d f16 n1 c8 h900 w900 k8 r3 s3 dil400", "halo_wgmma", "than the 232448 bytes"),
+        (
+            "conv2d f16 n1 c8 h900 w900 k8 r3 s3 dil400",
+            "halo_wgmma",
+            r"at most 256 x 256 pixels and 232448 bytes .* too much \(kernel 3 x 3, stride 1,1",
+        ),
+        ("conv2d f16 n1 c64 h99 w99 k8 r3 s3 stride9", "halo_wgmma", "too much .* stride 9,9"),
         ("conv2d f16 n1 c8 h9 w9 k8 r3 s3", "depthwise", "got 8 channels a group"),
         (
             "conv2d f32 n1 c8 h900 w9 k8 r3 s3 dil128,1 groups8",
@@ -561,7 +566,8 @@ def test_pointwise_products_read_the_input_as_it_lies(text: str, in_planes: bool
         ("conv2d f16 n2 c36 h6 w5 k35 r1 s1", True),
         ("conv2d f16 n2 c40 h6 w5 k35 r1 s2", True),
         ("conv2d f32 n2 c96 h6 w5 k35 r1 s1", True),
-        ("conv2d f32 n2 c96 h6 w5 k35 r1 s1 tf32", True),
+        ("conv2d f32 n2 c96 h6 w5 k35 r1 s1 tf32", False),
+        ("conv2d f32 n2 c40 h6 w5 k35 r1 s1 tf32", True),  # nobody rounds it on its way
         ("conv_transpose2d f16 n2 c40 h6 w5 k35 r1 s1", True),
     ],
 )
@@ -619,7 +625,7 @@ def test_tensor_maps() -> None:
         dtype="f16",
         sizes=(128, 12, 9, 2),
         strides=(256, 256 * 12, 256 * 12 * 9),
-        rows=int(config["tile_p"]),
+        box=(64, int(config["tile_p"])),
         lower=(-2, -1),
         # of four columns, the last one's first tap lies at 7, of four rows at 5
         upper=(-2 + 3 * 3 - 11, -1 + 2 * 3 - 8),
@@ -629,14 +635,38 @@ def test_tensor_maps() -> None:
     (config, *_) = WGMMA.configs(problem, HOPPER)
     (step,) = WGMMA.lower(problem, config, HOPPER, HOPPER.workspace_limit).passes
     assert tensor_maps(step)["packed"] == TensorMap(
-        dtype="f16", sizes=(64, 1, 70), strides=(128, 128), rows=int(config["tile_m"])
+        dtype="f16", sizes=(64, 1, 70), strides=(128, 128), box=(64, 1, int(config["tile_m"]))
     )
     problem = ConvProblem.parse("conv2d f16 n2 c104 h9 w12 k70 r3 s2 nhwc wlast")
     (config, *_) = WGMMA.configs(problem, HOPPER)
     (step,) = WGMMA.lower(problem, config, HOPPER, HOPPER.workspace_limit).passes
     assert tensor_maps(step)["packed"] == TensorMap(
-        dtype="f16", sizes=(104, 6, 70), strides=(208, 1248), rows=int(config["tile_m"])
+        dtype="f16", sizes=(104, 6, 70), strides=(208, 1248), box=(64, 1, int(config["tile_m"]))
     )
+
+
+def test_tensor_maps_of_a_halo() -> None:
+    """A box for each pair of remainders; TF32 is rounded on its way, of the weight as well."""
+    algorithm = next(a for a in ALGORITHMS if a.name == "halo_wgmma")
+    problem = ConvProblem.parse(
+        "conv2d f32 n2 c40 h19 w24 k70 r3 s3 stride2,1 pad1 groups2 nhwc wlast tf32"
+    )
+    problem = problem.with_(c=80)
+    config = halo_config(64, 64, True, 64, 32, 1)
+    (step,) = algorithm.lower(problem, config, HOPPER, HOPPER.workspace_limit).passes
+    # tiles of eight by eight: nine rows of the same remainder, ten columns
+    assert tensor_maps(step) == {
+        "x": TensorMap(
+            dtype="tf32",
+            sizes=(40, 2, 24, 19, 2),
+            strides=(160, 320, 320 * 24, 320 * 24 * 19),
+            box=(32, 1, 10, 17, 1),
+            steps=(1, 1, 1, 2, 1),
+        ),
+        "packed": TensorMap(dtype="tf32", sizes=(40, 9, 70), strides=(160, 1440), box=(32, 1, 64)),
+    }
+    plan = algorithm.lower(problem.with_(weight_last=False), config, HOPPER, HOPPER.workspace_limit)
+    assert tensor_maps(plan.passes[0]).keys() == {"x"}
 
 
 def test_a_tensor_map_is_encoded_where_its_array_lies() -> None:
@@ -662,19 +692,34 @@ def test_a_tensor_map_is_encoded_where_its_array_lies() -> None:
         3,
         0,
     ]  # not interleaved, permuted in 128 bytes, 256 to the cache, zeros outside
-    corners = {"lower": (-1, -2), "upper": (0, 1), "steps": (1, 2, 3, 1)}
-    mapped = EncodedMap(driver, TensorMap("bf16", (64, 9, 8, 2), (128, 1152, 9216), 192, **corners))
+    gathered = TensorMap(
+        "bf16",
+        (64, 9, 8, 2),
+        (128, 1152, 9216),
+        (64, 192),
+        steps=(1, 2, 3, 1),
+        lower=(-1, -2),
+        upper=(0, 1),
+    )
+    mapped = EncodedMap(driver, gathered)
     for pointer in (4096, 4096, 8192):
         mapped.point_to(pointer)
     described = [[64, 9, 8, 2], [128, 1152, 9216], [-1, -2], [0, 1], 64, 192, [1, 2, 3, 1]]
     assert calls == [("im2col", [9, 4, at, *described, *options]) for at in (4096, 8192)]
     calls.clear()
-    rows = EncodedMap(driver, TensorMap("f32", (40, 6, 70), (160, 960), 96))
+    rows = EncodedMap(driver, TensorMap("f32", (40, 6, 70), (160, 960), (32, 1, 96)))
     with pytest.raises(RuntimeError):
         rows.point_to(16)
     rows.point_to(16)
     described = [[40, 6, 70], [160, 960], [32, 1, 96], [1, 1, 1]]
     assert calls == 2 * [("tiled", [7, 3, 16, *described, *options])]
+    calls.clear()
+    answers.append(0)
+    boxes = TensorMap("tf32", (16, 9, 8), (64, 576), (16, 5, 3), steps=(1, 2, 1))
+    EncodedMap(driver, boxes).point_to(32)
+    options[1] = 2  # rows of 64 bytes
+    described = [[16, 9, 8], [64, 576], [16, 5, 3], [1, 2, 1]]
+    assert calls == [("tiled", [11, 3, 32, *described, *options])]
 
 
 def test_what_reading_in_planes_spares() -> None:
@@ -1059,6 +1104,9 @@ WEIGHT_LAST = [
         for name, part in [
             ("halo_mma", "c72 h12"),
             ("halo_wgmma", "c80 h9"),
+            ("halo_wgmma", "c40 h11"),  # three taps a step
+            ("halo_wgmma", "c200 h9"),
+            ("halo_wgmma", "c72 h9"),
             ("implicit_gemm_mma", "c24 h4"),
             ("implicit_gemm", "conv2d"),
             ("implicit_gemm", "transpose2d"),
@@ -1170,7 +1218,12 @@ def test_plain_kernels_on_the_cpu(emulator: Emulator, name: str, layout: str) ->
         ),
         ("halo_wgmma", "wait_barrier(block.halo_full(buffer), halo.round);", ""),
         ("halo_wgmma", "wait_barrier(block.stage_full(stage.buffer)", "((void)(stage.buffer)"),
-        ("halo_wgmma", "    wait_copies<0>();", "    wait_copies<1>();"),
+        (
+            "halo_wgmma",
+            "| permutation(PIXEL_CHUNKS);\n  const unsigned weights",
+            ";\n  const unsigned weights",
+        ),
+        ("implicit_gemm_wgmma", "wait_barrier(resident_barrier(shared), 0);", ""),
         ("halo_wgmma", "wait_barrier(block.halo_free(buffer), turn.round ^ 1);", ""),
         ("halo_wgmma", "stage.skip(turn * STEPS);", ""),
         ("halo_wgmma", "wait_barrier(block.stage_full(after.buffer), after.round ^ 1);", ""),
@@ -1200,7 +1253,7 @@ def test_the_emulator_notices_what_is_missing(
         ("implicit_gemm_wgmma", "c112 h9 w11", "lowest_h + row * params.tap_step_h", "lowest_h"),
         ("implicit_gemm_wgmma", "c56 h7 w5 k196", "params.tap_w - lowest_w", "params.tap_w"),
         ("implicit_gemm_wgmma", "c112 h9 w11", "row = 0;\n      channel += TILE_K;", "row = 0;"),
-        ("implicit_gemm_wgmma", "c112 h9 w11", "BULK_BYTES = (IM2COL ? A", "BULK_BYTES = (0 ? A"),
+        ("implicit_gemm_wgmma", "c112 h9 w11", "    (IM2COL ? A_BYTES", "    (0 ? A_BYTES"),
         (
             "implicit_gemm_wgmma",
             "c256 h7 w9",
@@ -1211,6 +1264,23 @@ def test_the_emulator_notices_what_is_missing(
         ("implicit_gemm_wgmma", "dil2,1 nhwc wlast", "      tap++;\n", ""),
         ("implicit_gemm_wgmma", "dil2,1 nhwc wlast", "tap = work.first_step % taps;", "tap = 0;"),
         ("direct_mma", "pad3 nhwc bias wlast", "(WEIGHT_LAST ? tap * C + c :", "(false ? 0 :"),
+        # boxes of a halo, and the filters beside them
+        ("halo_wgmma", "c80 h9", "to += HALO_BYTES / boxes;", ""),
+        ("halo_wgmma", "c80 h9", "first_w + w, first_h", "first_w, first_h"),
+        ("halo_wgmma", "c80 h9", "chunk * TILE_K, tile.group, first", "chunk * TILE_K, 0, first"),
+        ("halo_wgmma", "c40 h11 w7 k70 r3 s3 pad1 nhwc bias wlast", "* TAPS + tap,", "* TAPS,"),
+        (
+            "halo_wgmma",
+            "groups2 residual act:relu wlast",
+            "tile.group * params.m + m_tile * TILE_M",
+            "m_tile * TILE_M",
+        ),
+        (
+            "halo_wgmma",
+            "c200 h9 w9 k130 r3 s3 pad1 nhwc bias residual act:relu wlast",
+            "map, chunk * TILE_K, step",
+            "map, 0, step",
+        ),
         # the weight as it lies
         ("implicit_gemm_wgmma", "c72 h13 w11 k140", "row < rows && channel", "channel"),
         ("implicit_gemm_wgmma", "c72 h13 w11 k140", "&& channel < params.channels", ""),

@@ -53,9 +53,9 @@ def config(grid: Grid, threads: int, shared_bytes: int, *, early: bool) -> Confi
     return Config(grid, (threads, 1, 1), shared_bytes, None, attributes, int(early))
 
 
-_DTYPES = {"f16": 6, "f32": 7, "bf16": 9}  # CUtensorMapDataType
+_DTYPES = {"f16": 6, "f32": 7, "bf16": 9, "tf32": 11}  # CUtensorMapDataType
 _INTERLEAVE_NONE = 0
-_SWIZZLE_128B = 3
+_SWIZZLES = {32: 1, 64: 2, 128: 3}  # by the bytes of a row
 _PROMOTE_256B = 3  # what the second-level cache fetches at once
 _FILL_ZEROS = 0
 
@@ -71,18 +71,18 @@ class EncodedMap:
         self._pointer: int | None = None
         self._encode = driver.encode_im2col if m.lower else driver.encode_tiled
         steps = (ctypes.c_uint32 * axes)(*(m.steps or (1,) * axes))
-        box = (m.row_elements, *(1,) * (axes - 2), m.rows)
-        copied: tuple[Any, ...] = ((ctypes.c_uint32 * axes)(*box), steps)
         if m.lower:
             corners = ((ctypes.c_int * len(corner))(*corner) for corner in (m.lower, m.upper))
-            copied = (*corners, m.row_elements, m.rows, steps)
+            copied: tuple[Any, ...] = (*corners, *m.box, steps)
+        else:
+            copied = ((ctypes.c_uint32 * axes)(*m.box), steps)
         self._before = (self.address, _DTYPES[m.dtype], axes)
         self._behind = (
             (ctypes.c_uint64 * axes)(*m.sizes),
             (ctypes.c_uint64 * (axes - 1))(*m.strides),
             *copied,
             _INTERLEAVE_NONE,
-            _SWIZZLE_128B,
+            _SWIZZLES[m.box[0] * m.itemsize],
             _PROMOTE_256B,
             _FILL_ZEROS,
         )

@@ -19,6 +19,7 @@ from ....facts import Facts
 from ....plan import Config, Pass, Plan, Region, Shader, align, ceil_div, grid_1d
 from ....problem import ConvProblem
 from ..facts import cuda_facts
+from ..tensor_maps import MOST_BOX, MOST_STRIDE
 from .base import CudaAlgorithm, output_bindings
 from .gather import output_params
 from .halo_mma import first_offset, halo_params, refuse_one_tap, span
@@ -41,7 +42,9 @@ SHAPES = ((1, 64, 1), (2, 64, 1), (1, 128, 1), (1, 64, 2), (1, 128, 2))
 MOST_CUTS = 16
 """Widths that are considered of a tile whose rows follow each other."""
 CHUNKS = (128, 64, 32)
-"""Bytes of channels that are staged at once."""
+"""Bytes of channels that are staged at once: those that the copy engine permutes."""
+BOX_ALIGNMENT = 128
+"""Of what a tensor map's copy brings to shared memory."""
 MOST_PRODUCTS = 8
 """Of one step."""
 MOST_STAGES = 4
@@ -101,19 +104,25 @@ class Area(NamedTuple):
     """Rows of the halo that have the same remainder by the stride."""
     pitch: int
     """Columns of that kind: pixels of the halo from one row to the next."""
-    pixels: int
-    """Of the halo."""
+    boxes: int
+    """Pairs of remainders."""
     next_group: int
     """Pixels of the halo from one group of eight positions to the next,"""
     next_warpgroup: int
     """and from the positions of one warpgroup to those of another."""
+
+    @property
+    def pixels(self) -> int:
+        """Of the halo."""
+        return self.sorted_h * self.pitch * self.boxes
 
 
 class Staging(NamedTuple):
     """What a block holds in shared memory, and how it goes through it."""
 
     area: Area
-    plane_pixels: int
+    box_pixels: int
+    """Of the halo, those of each pair of remainders, with what fills their copy."""
     halo_buffers: int
     """Of each of the tiles that a block computes at once."""
     chunks: int
@@ -124,6 +133,10 @@ class Staging(NamedTuple):
     stages: int
     resident: bool
     nbytes: int
+
+    @property
+    def halo_pixels(self) -> int:
+        return self.box_pixels * self.area.boxes
 
     def copies_ahead(self, tile: Tile) -> bool:
         """Whether products seldom wait for a copy."""
@@ -145,9 +158,10 @@ class HaloWgmma(CudaAlgorithm):
             return reason
         if next(_fitting_tiles(p, facts), None) is None:
             return (
-                "needs more shared memory for the input of one tile (kernel "
-                f"{p.r} x {p.s}, dilation {p.dilation[0]},{p.dilation[1]}) than the "
-                f"{facts.limits.max_workgroup_storage} bytes that a block may have"
+                f"copies the input of one tile at once, of at most {MOST_BOX} x {MOST_BOX} pixels "
+                f"and {facts.limits.max_workgroup_storage} bytes of shared memory, got too much "
+                f"(kernel {p.r} x {p.s}, stride {p.stride[0]},{p.stride[1]}, dilation "
+                f"{p.dilation[0]},{p.dilation[1]})"
             )
         return None
 
@@ -170,10 +184,13 @@ class HaloWgmma(CudaAlgorithm):
                     f"{facts.limits.max_workgroup_storage} bytes of shared memory that a block "
                     "may have"
                 )
-            step = Step(tile.team_m, staging.products * 32 // p.itemsize)
             order, words = _words(p, phase, tile, staging)
-            offsets = _offsets(p, phase, tile, staging, order)
-            packed = pack(lowering, step, staging.chunks * staging.steps, offsets, cores=True)
+            if _packed(p):
+                step = Step(tile.team_m, staging.products * 32 // p.itemsize)
+                offsets = _offsets(p, phase, tile, staging, order)
+                packed = pack(lowering, step, staging.chunks * staging.steps, offsets, cores=True)
+            else:
+                packed = Region("weight")
             words_at = lowering.tables.add(words.astype("<u4").tobytes())
             lowering.passes.append(self._pass(lowering, tile, phase, staging, packed, words_at))
         return lowering.plan(self.name, config)
@@ -205,7 +222,8 @@ class HaloWgmma(CudaAlgorithm):
             RESIDENT=staging.resident,
             STEPS=staging.steps,
             STEP_PRODUCTS=staging.products,
-            PLANE_PIXELS=staging.plane_pixels,
+            HALO_PIXELS=staging.halo_pixels,
+            PACKED=_packed(p),
             GATHERED=p.c_group if _gathered(p) else 0,
             CHANNELS_LAST=p.layout == "NHWC",
             OUT_VECTOR=_out_vector(p, tile, area),
@@ -306,12 +324,14 @@ def _gathered(p: ConvProblem) -> bool:
     return p.c_group <= _vector(p)
 
 
+def _packed(p: ConvProblem) -> bool:
+    """Whether the weight is packed first. The copy engine brings channels that lie side by side."""
+    copied = p.weight_last and not p.transposed and p.c_group % _vector(p) == 0
+    return _gathered(p) or not copied
+
+
 def _source(p: ConvProblem, facts: Facts) -> Source:
     return caller_input(p) if _gathered(p) else source(p, facts.limits, vector=_vector(p))
-
-
-def _planes(p: ConvProblem, tile: Tile) -> int:
-    return 2 if _gathered(p) else tile.k * p.itemsize // VECTOR_BYTES
 
 
 def _tiles(p: ConvProblem, tile: Tile) -> int:
@@ -396,8 +416,8 @@ def _rows_that_follow(phase: Phase, tile: Tile, columns: int) -> Area:
 def _with_halo(phase: Phase, rows: int, columns: int, next_group: int, next_warpgroup: int) -> Area:
     more_h, more_w = _margin(phase)
     sorted_h, pitch = rows + more_h, columns + more_w
-    pixels = sorted_h * pitch * phase.h.in_stride * phase.w.in_stride
-    return Area(rows, columns, sorted_h, pitch, pixels, next_group, next_warpgroup)
+    boxes = phase.h.in_stride * phase.w.in_stride
+    return Area(rows, columns, sorted_h, pitch, boxes, next_group, next_warpgroup)
 
 
 @lru_cache(maxsize=4096)
@@ -455,25 +475,34 @@ def _out_vector(p: ConvProblem, tile: Tile, area: Area) -> int:
 def _staging(p: ConvProblem, phase: Phase, tile: Tile, facts: Facts) -> Staging | None:
     """As much as fits of what makes a kernel fast; None where even the least does not fit."""
     area = _area(p, phase, tile)
-    # Copies of eight neighbouring threads, two chunks of four pixels, fall on all 32 banks.
-    plane_pixels = area.pixels + (4 - area.pixels) % 8
-    halo_bytes = VECTOR_BYTES * plane_pixels * _planes(p, tile)
+    pixel_bytes = tile.k * p.itemsize
+    box_pixels = area.sorted_h * area.pitch
+    if _gathered(p):
+        halo_bytes = 2 * pixel_bytes * area.pixels
+    elif not _fits_box(area, phase):
+        return None
+    else:
+        box_pixels = align(box_pixels, BOX_ALIGNMENT // pixel_bytes)
+        halo_bytes = pixel_bytes * box_pixels * area.boxes
     chunks = ceil_div(p.c_group, tile.k) if phase.taps else 0
     products = max(ceil_div(phase.taps * tile.k * p.itemsize, 32), 1)
     if _gathered(p):  # products with zeros may follow
         step = min(products, MOST_PRODUCTS)
         step = ceil_div(products, ceil_div(products, step))
     else:
-        step = max(n for n in range(1, MOST_PRODUCTS + 1) if products % n == 0)
+        whole = 1 if _packed(p) else pixel_bytes // 32  # a tap's
+        step = max(n for n in range(whole, MOST_PRODUCTS + 1, whole) if products % n == 0)
     steps = ceil_div(products, step)
     stage_bytes = 32 * step * tile.team_m
     # On the way out: two slices of 32 pixels of 64 filters, or one of 64 filters of some pixels.
     slices = 2 * 32 * (64 * p.itemsize + 16) if p.layout == "NHWC" else 64 * 144
-    fixed = slices * tile.warpgroups + 4 * (steps * step + plane_pixels + tile.p)
+    fixed = slices * tile.warpgroups + 4 * (steps * step + tile.p)
+    fixed += 4 * area.pixels if _gathered(p) else 0
     # The last positions of a tile may lie past the halo, in what follows it.
     last = (tile.p // tile.group_p - 1) * area.next_warpgroup
-    last += (tile.group_p // 8 - 1) * area.next_group + 7 + int(_shifts(phase, area).max(initial=0))
-    past = VECTOR_BYTES * max(last + 1 - plane_pixels, 0)
+    last += (tile.group_p // 8 - 1) * area.next_group + 7
+    last += int(_shifts(phase, area, box_pixels).max(initial=0))
+    past = pixel_bytes * max(last + 1 - box_pixels * area.boxes, 0)
     all_steps = max(chunks * steps * tile.sharers, 1)
     kinds, cores = _kinds(p, tile), facts.cores
     few_kinds = cores // kinds * kinds >= LEAST_USED * cores
@@ -493,10 +522,16 @@ def _staging(p: ConvProblem, phase: Phase, tile: Tile, facts: Facts) -> Staging 
         rest = fixed + 16 * halos + stages * (stage_bytes + 16)
         nbytes = halos * halo_bytes + max(rest, past)
         if nbytes <= facts.limits.max_workgroup_storage:
-            return Staging(
-                area, plane_pixels, buffers, chunks, steps, step, stages, resident, nbytes
-            )
+            return Staging(area, box_pixels, buffers, chunks, steps, step, stages, resident, nbytes)
     return None
+
+
+def _fits_box(area: Area, phase: Phase) -> bool:
+    """Whether the copy engine brings the pixels of a pair of remainders at once."""
+    return all(
+        axis.in_stride <= MOST_STRIDE and (count - 1) * axis.in_stride < MOST_BOX
+        for axis, count in ((phase.h, area.sorted_h), (phase.w, area.pitch))
+    )
 
 
 def _stages(tile: Tile, steps: int) -> range:
@@ -508,7 +543,7 @@ def _stages(tile: Tile, steps: int) -> range:
     return range(max(fewest, MOST_STAGES), fewest - 1, -1)
 
 
-def _shifts(phase: Phase, area: Area) -> np.ndarray:
+def _shifts(phase: Phase, area: Area, box_pixels: int) -> np.ndarray:
     """Positions of the halo from the first tap's to each other one's."""
 
     def sorted_by(axis: Axis) -> tuple[np.ndarray, np.ndarray]:
@@ -517,28 +552,30 @@ def _shifts(phase: Phase, area: Area) -> np.ndarray:
 
     (kind_h, h), (kind_w, w) = sorted_by(phase.h), sorted_by(phase.w)
     kinds = kind_h[:, None] * phase.w.in_stride + kind_w
-    shifts: np.ndarray = (kinds * area.sorted_h + h[:, None]) * area.pitch + w
+    shifts: np.ndarray = kinds * box_pixels + h[:, None] * area.pitch + w
     return shifts.ravel()
 
 
 def _words(
     p: ConvProblem, phase: Phase, tile: Tile, staging: Staging
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The order of the taps, and for each product of a chunk where its two planes lie.
+    """The order of the taps, and for each product of a chunk where its pixels lie.
 
-    In units of 16 bytes: from where the tile's first pixel lies for the first tap to where the
-    product's first plane does, and, from bit 16 on, from there to the second.
+    In units of 16 bytes, from where the tile's first pixel lies for the first tap. Of gathered
+    channels, from bit 16 on, how far it is from those of the product's first tap to its second's.
     """
-    shifts, plane = _shifts(phase, staging.area), staging.plane_pixels
-    order = np.argsort(shifts, kind="stable")
-    shifts = shifts[order]
-    words = np.full(staging.steps * staging.products, plane)  # zeros, where they are gathered
+    shifts = _shifts(phase, staging.area, staging.box_pixels)
+    order = np.arange(len(shifts))
+    words = np.full(staging.steps * staging.products, staging.halo_pixels)  # zeros, where gathered
     if _gathered(p):
-        second = np.append(shifts[1::2], shifts[-1:] + plane)[: ceil_div(len(shifts), 2)]
+        order = np.argsort(shifts, kind="stable")  # the second tap lies behind the first one
+        shifts = shifts[order]
+        second = np.append(shifts[1::2], shifts[-1:] + staging.halo_pixels)
+        second = second[: ceil_div(len(shifts), 2)]
         words[: len(second)] = shifts[::2] + (second - shifts[::2] << 16)
     elif len(shifts):
-        planes = np.arange(0, _planes(p, tile), 2) * plane
-        words = (shifts[:, None] + planes + (plane << 16)).ravel()
+        chunks = tile.k * p.itemsize // VECTOR_BYTES
+        words = (shifts[:, None] * chunks + np.arange(0, chunks, 2)).ravel()
     return order, words
 
 

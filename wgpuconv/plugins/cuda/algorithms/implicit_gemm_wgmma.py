@@ -40,6 +40,7 @@ from .gather import (
 )
 from .lowering import Lowering, Source, caller_input, partial_bytes, split_counts
 from .mma import (
+    SHARED_OF_CORE,
     Step,
     out_vector,
     pack,
@@ -90,6 +91,8 @@ MOST_CLUSTER = 8
 MOST_PADDED = 1.5
 """Channels of a tap with what fills its last step, over those that there are; beyond it threads
 gather steps that may go over several taps."""
+LEAST_USED = 0.8
+"""Of the places for blocks, where each keeps the weight of some filters."""
 MOST_WASTE = 2.0
 """Tiles that compute that many times what the best one does are left out."""
 
@@ -180,6 +183,10 @@ class ImplicitGemmWgmma(CudaAlgorithm):
         tile, splits, cluster = _tile_of(config), int(config["splits"]), int(config["cluster"])
         tiles = gather.phases * phase_tiles(p, gather.phase, tile) * splits
         im2col = _im2col(p, facts.limits)
+        stays = steps if splits == 1 and _resident(p, tile, gather, facts) else 0
+        blocks = min(tiles, facts.cores * tile.blocks)
+        if stays:  # each has the same filters always
+            blocks = blocks // _kinds(p, tile, gather) * _kinds(p, tile, gather)
         shader = Shader.of(
             "implicit_gemm_wgmma",
             p.dtype,
@@ -190,6 +197,8 @@ class ImplicitGemmWgmma(CudaAlgorithm):
             PLANES=_in_planes(p),
             IM2COL=im2col,
             PACKED=_packed(p, facts.limits),
+            RESIDENT=stays > 0,
+            K_STEPS=max(stays, 1),
             WHOLE=_whole(p),
             CACHED=not im2col and _cached(p, tiles, facts),
             CHANNELS_LAST=p.layout == "NHWC",
@@ -197,7 +206,7 @@ class ImplicitGemmWgmma(CudaAlgorithm):
             SPLIT=lowering.split,
             CLUSTER=cluster,
             THREADS=(tile.consumers + 1) * 128,
-            SHARED_BYTES=_shared_bytes(tile, p, split=splits > 1),
+            SHARED_BYTES=_shared_bytes(tile, p, split=splits > 1, resident=stays),
             Out="f32" if lowering.split else p.dtype,
         )
         return Pass(
@@ -210,7 +219,7 @@ class ImplicitGemmWgmma(CudaAlgorithm):
                 tiles=tiles,
             ),
             product_bindings(lowering, filters, taps),
-            grid_1d(tiles if cluster > 1 else min(tiles, facts.cores * tile.blocks), facts.limits),
+            grid_1d(tiles if cluster > 1 else blocks, facts.limits),
         )
 
     def cost(self, problem: ConvProblem, config: Config, facts: Facts) -> float:
@@ -343,10 +352,12 @@ def _packed(p: ConvProblem, limits: Limits) -> bool:
     """Whether the weight is packed first.
 
     It need not be if the channels of each tap lie side by side, in whole copies, and it has but one
-    tap or the copy engine brings it. Floats must be rounded on the way.
+    tap or the copy engine brings it. Floats must be rounded on the way, as that does.
     """
-    as_it_lies = (p.r, p.s) == (1, 1) or (p.weight_last and _im2col(p, limits))
-    return not as_it_lies or p.transposed or p.itemsize != 2 or p.c_group % 8 != 0
+    im2col = _im2col(p, limits)
+    as_it_lies = (p.r, p.s) == (1, 1) or (p.weight_last and im2col)
+    rounded = p.itemsize == 2 or (im2col and not _whole(p))
+    return not as_it_lies or not rounded or p.transposed or p.c_group % (16 // p.itemsize) != 0
 
 
 def _source(p: ConvProblem, limits: Limits) -> Source:
@@ -377,12 +388,41 @@ def _most_steps(p: ConvProblem, limits: Limits) -> int:
     return max(ceil_div(phase.taps * channels, k) for phase in phases(p))
 
 
+def _filter_bytes(tile: Tile, p: ConvProblem) -> int:
+    """Of all filters of a tile, in one step."""
+    return ROW_BYTES * tile.m * (2 if _whole(p) else 1)
+
+
 def _stage_bytes(tile: Tile, p: ConvProblem) -> int:
-    return ROW_BYTES * (tile.p + tile.m * (2 if _whole(p) else 1))
+    return ROW_BYTES * tile.p + _filter_bytes(tile, p)
 
 
-def _shared_bytes(tile: Tile, p: ConvProblem, *, split: bool) -> int:
+def _shared_bytes(tile: Tile, p: ConvProblem, *, split: bool, resident: int = 0) -> int:
+    """With the filters of so many steps beside the slots, or in them."""
     columns = ROW_BYTES // p.itemsize if tile.m % (ROW_BYTES // p.itemsize) == 0 else 32
     rows = 64 * (columns + 8) if p.layout == "NHWC" else columns * (64 + 16 // p.itemsize)
     stored = 0 if split else tile.consumers * p.itemsize * rows
-    return tile.stages * (_stage_bytes(tile, p) + 16) + stored + (4 + 16) * tile.p
+    filters = (resident or tile.stages) * _filter_bytes(tile, p)
+    slots = tile.stages * (ROW_BYTES * tile.p + 16) + 8
+    return slots + filters + stored + (4 + 16) * tile.p
+
+
+def _kinds(p: ConvProblem, tile: Tile, gather: SharedGather) -> int:
+    """Tiles of the same pixels."""
+    return ceil_div(p.k_group, tile.m) * gather.phases
+
+
+def _resident(p: ConvProblem, tile: Tile, gather: SharedGather, facts: Facts) -> bool:
+    """Whether the filters of all steps of a sum have room beside the slots, and serve several tiles
+    of a block."""
+    kinds, blocks = _kinds(p, tile, gather), facts.cores * tile.blocks
+    steps = ceil_div(gather.phase.taps * _channels(p, facts.limits), ROW_BYTES // p.itemsize)
+    return (
+        steps > 0
+        and p.groups == 1
+        and (_im2col(p, facts.limits) or _packed(p, facts.limits))
+        and blocks // kinds * kinds >= LEAST_USED * blocks
+        and gather.phases * phase_tiles(p, gather.phase, tile) > blocks
+        and _shared_bytes(tile, p, split=False, resident=steps)
+        <= (facts.limits.max_workgroup_storage + SHARED_OF_CORE) // tile.blocks - SHARED_OF_CORE
+    )

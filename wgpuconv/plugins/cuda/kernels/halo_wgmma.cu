@@ -4,10 +4,12 @@
 // A team of warpgroups computes TILE_M filters of a tile of some rows and columns of output pixels,
 // a warpgroup 64 of the filters. The input pixels that any tap of any pixel of the tile needs, its
 // halo, are copied to shared memory once for each TILE_K channels, and a tap only shifts where the
-// tensor cores read. They read pixels side by side, of 16 bytes of channels each, from any place
-// that is a multiple of 16 bytes: so a halo lies as one plane for each 16 bytes of channels, in it
-// the pixels, row after row. With a stride, rows and columns are sorted by their remainders, so
-// that what neighbouring output pixels need lies side by side. Matrix A is the weight, B the halo.
+// tensor cores read: the pixels lie side by side, row after row, and a product may begin at any of
+// them. (Chunks of 16 bytes are permuted by their address in shared memory, both as the copy engine
+// leaves them and as the tensor cores read them, wherever they begin.) With a stride, rows and
+// columns are sorted by their remainders, so that what neighbouring output pixels need lies side by
+// side. Matrix A is the weight, B the halo. The weight is packed, or, if the channels of each of its
+// taps lie side by side, permuted like the halo.
 //
 // An instruction takes groups of eight pixels, each as far from the one before. Either a group is
 // a row of its own: then a warpgroup's columns are eight, and the halo is small. Or groups lie side
@@ -15,16 +17,17 @@
 // positions past the tile's last column compute what nobody stores, but rows may have any length,
 // and what is stored lies in long runs.
 //
-// A block stays on its multiprocessor and goes from tile to tile. One warp copies the weight, step
-// by step of STEP_PRODUCTS products, or the whole of it once (RESIDENT); three copy halos; all
-// others multiply. They meet at barriers in shared memory only: each buffer has one that says that
+// A block stays on its multiprocessor and goes from tile to tile. One thread sends for the weight,
+// step by step of STEP_PRODUCTS products, or the whole of it once (RESIDENT), and one for the
+// halos; other warps multiply. They meet at barriers in shared memory only: each buffer has one that says that
 // it is full and one that says that it is free. With several TEAMS, one's products run while another
 // stores its sums. Either each has tiles of its own, which needs a resident weight. Or they share
 // the pixels of a tile, with filters of their own, and take turns: a chunk of channels is first
 // multiplied by the first team, then by the next, while the first goes on to its next chunk.
 //
-// An input of few channels is read as it lies, element by element (GATHERED), and one product
-// takes two taps. A second plane holds zeros, for the tap that is one too many.
+// An input of few channels is read as it lies, element by element (GATHERED), by three warps, and
+// one product takes two taps: a halo is a plane of 16 bytes a pixel. A second plane holds zeros, for
+// the tap that is one too many.
 
 #include "wgmma.cuh"
 #include "mma.cuh"
@@ -41,8 +44,9 @@ constexpr int STAGES = 9;
 constexpr bool RESIDENT = true;   // all steps of a tile have their own stage
 constexpr int STEPS = 9;          // of TILE_K channels
 constexpr int STEP_PRODUCTS = 4;  // of 32 bytes of k each
-constexpr int PLANE_PIXELS = 300;
-constexpr int GATHERED = 0;  // channels of a group that are read one by one; 0: copies of 16 bytes
+constexpr int HALO_PIXELS = 300;  // and what fills each box of the copy engine
+constexpr bool PACKED = true;  // else the weight comes as it lies, through `packed_map`
+constexpr int GATHERED = 0;  // channels of a group that are read one by one; 0: through `x_map`
 constexpr bool CHANNELS_LAST = true;  // the output's order
 constexpr int OUT_VECTOR = 8;         // elements of one store
 constexpr Activation ACTIVATION = Activation::identity;
@@ -90,10 +94,9 @@ struct Params {
 };
 
 constexpr int VECTOR = 16 / sizeof(Scalar);
-constexpr int CHUNK_PLANES = TILE_K / VECTOR;
-constexpr int PLANES = GATHERED ? 2 : CHUNK_PLANES;
-constexpr int PLANE_BYTES = PLANE_PIXELS * 16;
-constexpr int HALO_BYTES = PLANES * PLANE_BYTES;
+constexpr int PIXEL_CHUNKS = TILE_K / VECTOR;  // of 16 bytes, in the halo
+constexpr int PLANE_BYTES = HALO_PIXELS * PIXEL_CHUNKS * 16;
+constexpr int HALO_BYTES = (GATHERED ? 2 : 1) * PLANE_BYTES;
 constexpr int SHARERS = SHARED ? TEAMS : 1;  // of a tile
 constexpr int AT_ONCE = TEAMS / SHARERS;     // tiles of a block
 constexpr int HALOS = AT_ONCE * HALO_BUFFERS;
@@ -101,7 +104,7 @@ constexpr int STAGE_BYTES = STEP_PRODUCTS * TILE_M * 32;
 constexpr int TEAM_WARPGROUPS = TILE_M / 64 * (TILE_P / GROUP_P);
 constexpr int WARPGROUPS = TEAMS * TEAM_WARPGROUPS;  // that multiply
 constexpr int LOADER_WARPS = 3;
-// Small halos are each copied by one warp, so that several are on their way.
+// Small halos are each gathered by one warp, so that several are on their way.
 constexpr int LOADERS = HALOS < LOADER_WARPS ? 1 : LOADER_WARPS;
 constexpr int LOADER_THREADS = LOADER_WARPS / LOADERS * 32;
 // Of the registers that all begin with the same number of, those who copy give most away.
@@ -115,7 +118,8 @@ static_assert(AT_ONCE == 1 || RESIDENT, "teams wait for no common step");
 // a turn's steps in between must be there: one stage more than them, and see copy_weights.
 static_assert(!SHARED || RESIDENT || STAGES > STEPS, "more stages than another's turn takes");
 static_assert(!GATHERED || TILE_K == VECTOR, "16 bytes of channels are gathered");
-static_assert(GATHERED || CHUNK_PLANES % 2 == 0, "a product takes two planes");
+static_assert(GATHERED || HALO_BYTES % 128 == 0, "where the copy engine may begin");
+static_assert(PACKED || (!GATHERED && STEP_PRODUCTS * 2 % PIXEL_CHUNKS == 0), "steps of whole taps");
 
 // On its way out, a slice of a warpgroup's positions lies in shared memory: one row for each pixel,
 // of 64 filters, or one for each filter, of 128 bytes of pixels. Rows begin on other banks.
@@ -130,7 +134,7 @@ constexpr int SLICES_AT = STAGES_AT + STAGES * STAGE_BYTES;
 constexpr int BARRIERS_AT = SLICES_AT + WARPGROUPS * SLICES * SLICE_BYTES;
 constexpr int WORDS_AT = BARRIERS_AT + 16 * (HALOS + STAGES);
 constexpr int PLACES_AT = WORDS_AT + 4 * STEPS * STEP_PRODUCTS;
-constexpr int SPOTS_AT = PLACES_AT + 4 * PLANE_PIXELS;
+constexpr int SPOTS_AT = PLACES_AT + (GATHERED ? 4 * HALO_PIXELS : 0);
 static_assert(SHARED_BYTES >= SPOTS_AT + 4 * TILE_P, "the host asks for enough");
 
 struct Tile {
@@ -190,17 +194,20 @@ struct Block {
 };
 
 // The warp that copies the weight, of which one thread is enough.
-__device__ inline void copy_weights(const Block& block, const Scalar* packed) {
+__device__ inline void copy_weights(const Block& block, const Scalar* packed,
+                                    const TensorMap& map) {
   const Params& params = block.params;
   constexpr int STAGE = STAGE_BYTES / static_cast<int>(sizeof(Scalar));
+  constexpr int TAPS = STEP_PRODUCTS * 2 / PIXEL_CHUNKS;  // of a step, not packed
   Turn<STAGES> turn;
   for (int index = blockIdx.x; index < params.tiles; index += params.blocks) {
     const Tile tile = tile_at(index, params);
     for (int i = 0; i < params.chunks * SHARERS; i++) {
       // The last team may have no filters, and multiplies others.
       const int m_tile = min(tile.m_tile + i % SHARERS, params.m_tiles - 1);
-      const int chunk = (tile.group * params.m_tiles + m_tile) * params.chunks + i / SHARERS;
-      const Scalar* from = packed + static_cast<long long>(chunk) * (STEPS * STAGE);
+      const int chunk = i / SHARERS;
+      const int before = (tile.group * params.m_tiles + m_tile) * params.chunks + chunk;
+      const Scalar* from = packed + static_cast<long long>(before) * (STEPS * STAGE);
       for (int step = 0; step < STEPS; step++) {
         const unsigned full = block.stage_full(turn.buffer);
         wait_barrier(block.stage_free(turn.buffer), turn.round ^ 1);
@@ -212,8 +219,17 @@ __device__ inline void copy_weights(const Block& block, const Scalar* packed) {
           wait_barrier(block.stage_full(after.buffer), after.round ^ 1);
         }
         arrive_expecting(full, STAGE_BYTES);
-        copy_bulk(block.at(STAGES_AT) + turn.buffer * STAGE_BYTES, from, STAGE_BYTES, full);
-        from += STAGE;
+        const unsigned to = block.at(STAGES_AT) + turn.buffer * STAGE_BYTES;
+        if constexpr (PACKED) {
+          copy_bulk(to, from, STAGE_BYTES, full);
+          from += STAGE;
+        } else {
+#pragma unroll
+          for (int tap = 0; tap < TAPS; tap++) {
+            copy_rows(to + tap * (STAGE_BYTES / TAPS), map, chunk * TILE_K, step * TAPS + tap,
+                      tile.group * params.m + m_tile * TILE_M, full);
+          }
+        }
         turn.next();
       }
     }
@@ -253,10 +269,28 @@ __device__ inline int spot_of(int position, const Params& params) {
   return row < params.rows && column < params.columns ? word_of(row, column) : -1;
 }
 
-// One chunk of channels of a tile's halo, by the threads of a loader; each begins with another
-// `first`.
-__device__ inline void copy_halo(const Block& block, const Tile& tile, int chunk, int first,
-                                 int buffer, const Scalar* x) {
+// Tells the copy engine of one chunk of channels of a tile's halo: a box of pixels for each pair of
+// remainders.
+__device__ inline void send_for_halo(const Block& block, const Tile& tile, int chunk, int buffer,
+                                     const TensorMap& map) {
+  const Params& params = block.params;
+  const unsigned full = block.halo_full(buffer);
+  const int boxes = params.in_stride_h * params.in_stride_w;
+  const int first_h = tile.y * params.in_stride_h + params.first_h;
+  const int first_w = tile.x * params.in_stride_w + params.first_w;
+  arrive_expecting(full, boxes * params.sorted_h * params.pitch * (PIXEL_CHUNKS * 16));
+  unsigned to = block.at(buffer * HALO_BYTES);
+  for (int h = 0; h < params.in_stride_h; h++) {
+    for (int w = 0; w < params.in_stride_w; w++) {
+      copy_box(to, map, chunk * TILE_K, tile.group, first_w + w, first_h + h, tile.image, full);
+      to += HALO_BYTES / boxes;
+    }
+  }
+}
+
+// A tile's halo of few channels, by the threads of a loader; each begins with another `first`.
+__device__ inline void gather_halo(const Block& block, const Tile& tile, int first, int buffer,
+                                   const Scalar* x) {
   const Params& params = block.params;
   const int* places = reinterpret_cast<const int*>(block.shared + PLACES_AT);
   const int first_h = tile.y * params.in_stride_h + params.first_h;
@@ -272,83 +306,43 @@ __device__ inline void copy_halo(const Block& block, const Tile& tile, int chunk
                         static_cast<unsigned>(w) < static_cast<unsigned>(params.in_w);
     return inside ? h * params.x_h + w * params.x_w : NOWHERE;
   };
-  if constexpr (GATHERED > 0) {
-    constexpr int PIXELS = GATHERED > 4 ? 4 : 8;  // whose loads are on their way together
-    for (int pixel = first; pixel < pixels; pixel += PIXELS * LOADER_THREADS) {
-      // Loads outside of branches: where a value is needed at once, each would be waited for.
-      Scalar loaded[PIXELS][GATHERED > 0 ? GATHERED : 1];
-      bool inside[PIXELS];
+  constexpr int PIXELS = GATHERED > 4 ? 4 : 8;  // whose loads are on their way together
+  for (int pixel = first; pixel < pixels; pixel += PIXELS * LOADER_THREADS) {
+    // Loads outside of branches: where a value is needed at once, each would be waited for.
+    Scalar loaded[PIXELS][GATHERED > 0 ? GATHERED : 1];
+    bool inside[PIXELS];
 #pragma unroll
-      for (int i = 0; i < PIXELS; i++) {
-        const int each = pixel + i * LOADER_THREADS;
-        const int at = each < pixels ? origin(each) : NOWHERE;
-        inside[i] = at >= 0;
+    for (int i = 0; i < PIXELS; i++) {
+      const int each = pixel + i * LOADER_THREADS;
+      const int at = each < pixels ? origin(each) : NOWHERE;
+      inside[i] = at >= 0;
 #pragma unroll
-        for (int c = 0; c < GATHERED; c++) {
-          loaded[i][c] = image[max(at, 0) + c * params.x_c];
-        }
-      }
-#pragma unroll
-      for (int i = 0; i < PIXELS; i++) {
-        union {
-          Scalar scalars[VECTOR];
-          uint4 all;
-        } v;
-        v.all = uint4{0, 0, 0, 0};
-#pragma unroll
-        for (int c = 0; c < GATHERED; c++) {
-          v.scalars[c] = inside[i] ? as_operand(loaded[i][c]) : from_float<Scalar>(0.0f);
-        }
-        if (pixel + i * LOADER_THREADS < pixels) {
-          *reinterpret_cast<uint4*>(block.shared + to + (pixel + i * LOADER_THREADS) * 16) = v.all;
-        }
+      for (int c = 0; c < GATHERED; c++) {
+        loaded[i][c] = image[max(at, 0) + c * params.x_c];
       }
     }
-  } else {
-    // Two neighbouring threads copy a whole sector of memory.
-    const int pair = first % 2;
-    for (int pixel = first / 2; pixel < pixels; pixel += LOADER_THREADS / 2) {
-      const int at = origin(pixel);
 #pragma unroll
-      for (int plane = pair; plane < CHUNK_PLANES + pair; plane += 2) {
-        const int c = chunk * TILE_K + plane * VECTOR;
-        copy_async<16>(block.at(to) + plane * PLANE_BYTES + pixel * 16, image + (at + c),
-                       at >= 0 && c < params.channels);
+    for (int i = 0; i < PIXELS; i++) {
+      union {
+        Scalar scalars[VECTOR];
+        uint4 all;
+      } v;
+      v.all = uint4{0, 0, 0, 0};
+#pragma unroll
+      for (int c = 0; c < GATHERED; c++) {
+        v.scalars[c] = inside[i] ? as_operand(loaded[i][c]) : from_float<Scalar>(0.0f);
       }
-    }
-    commit_copies();
-    wait_copies<0>();
-    if constexpr (sizeof(Scalar) == 4) {
-      // A thread rounds what it has copied, so many pixels at once that no load waits for a store.
-      constexpr int PIXELS = 8 / CHUNK_PLANES;
-      static_assert(PIXELS * CHUNK_PLANES == 8);
-      const int last = (pixels - 1 - first / 2) / (LOADER_THREADS / 2) * (LOADER_THREADS / 2) +
-                       first / 2;  // of its own
-      for (int pixel = first / 2; pixel < pixels; pixel += PIXELS * LOADER_THREADS / 2) {
-        auto copied = [&](int i) {
-          // Past the last pixel, it is rounded again.
-          const int each = min(pixel + i % PIXELS * LOADER_THREADS / 2, last);
-          const int plane = i / PIXELS * 2 + pair;
-          return reinterpret_cast<float4*>(block.shared + to + plane * PLANE_BYTES) + each;
-        };
-        float4 v[4];
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-          v[i] = *copied(i);
-        }
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-          *copied(i) = make_float4(as_operand(v[i].x), as_operand(v[i].y), as_operand(v[i].z),
-                                   as_operand(v[i].w));
-        }
+      if (pixel + i * LOADER_THREADS < pixels) {
+        *reinterpret_cast<uint4*>(block.shared + to + (pixel + i * LOADER_THREADS) * 16) = v.all;
       }
     }
   }
 }
 
-// The threads of all loaders. A buffer is always filled by the same one, in the order of its use:
-// a barrier's parity tells only neighbouring rounds apart.
-__device__ inline void copy_halos(const Block& block, int thread, const Scalar* x) {
+// Fills all halos, by one thread, or the threads of all loaders. A buffer is always gathered by the
+// same one, in the order of its use: a barrier's parity tells only neighbouring rounds apart.
+__device__ inline void fill_halos(const Block& block, int thread, const Scalar* x,
+                                  const TensorMap& map) {
   const Params& params = block.params;
   const int loader = thread / LOADER_THREADS;
   Turn<HALO_BUFFERS> turn;
@@ -357,11 +351,17 @@ __device__ inline void copy_halos(const Block& block, int thread, const Scalar* 
       for (int i = 0; i < AT_ONCE; i++) {
         const int index = first + i * params.blocks;
         const int buffer = i * HALO_BUFFERS + turn.buffer;
-        if (index < params.tiles && buffer % LOADERS == loader) {
-          wait_barrier(block.halo_free(buffer), turn.round ^ 1);
-          copy_halo(block, tile_at(index, params), chunk, thread % LOADER_THREADS, buffer, x);
+        if (index >= params.tiles || (GATHERED && buffer % LOADERS != loader)) {
+          continue;
+        }
+        const Tile tile = tile_at(index, params);
+        wait_barrier(block.halo_free(buffer), turn.round ^ 1);
+        if constexpr (GATHERED > 0) {
+          gather_halo(block, tile, thread % LOADER_THREADS, buffer, x);
           publish_copies();
           arrive(block.halo_full(buffer));
+        } else {
+          send_for_halo(block, tile, chunk, buffer, map);
         }
       }
       turn.next();
@@ -532,6 +532,15 @@ struct Store {
   }
 };
 
+// Where a stage has the filters of its i-th product, in units of 16 bytes.
+__device__ constexpr int filters_at(int i) {
+  if constexpr (PACKED) {
+    return i * TILE_M * 2;
+  } else {
+    return i * 2 / PIXEL_CHUNKS * TILE_M * PIXEL_CHUNKS + i * 2 % PIXEL_CHUNKS;
+  }
+}
+
 // A warpgroup that multiplies.
 __device__ inline void multiply(const Block& block, int thread, const Scalar* bias,
                                 const Scalar* residual, Scalar* y) {
@@ -544,9 +553,12 @@ __device__ inline void multiply(const Block& block, int thread, const Scalar* bi
   const int turn = SHARED ? team : 0;      // with the same tile
   const int lane = thread % 32;
   // In units of 16 bytes.
-  const unsigned halos = block.at(0) / 16 + first_p / GROUP_P * params.next_warpgroup;
-  const unsigned next_group = params.next_group;
-  const unsigned weights = (block.at(STAGES_AT) / 16 + first_m) | TILE_M << 16;
+  const unsigned halos =
+      block.at(0) / 16 + first_p / GROUP_P * params.next_warpgroup * PIXEL_CHUNKS;
+  const unsigned next_group = params.next_group * PIXEL_CHUNKS | permutation(PIXEL_CHUNKS);
+  const unsigned weights = PACKED ? (block.at(STAGES_AT) / 16 + first_m) | TILE_M << 16
+                                  : block.at(STAGES_AT) / 16 + first_m * PIXEL_CHUNKS;
+  constexpr unsigned NEXT_FILTERS = PACKED ? 8 : 8 * PIXEL_CHUNKS | permutation(PIXEL_CHUNKS);
   const unsigned* words = reinterpret_cast<const unsigned*>(block.shared + WORDS_AT);
 
   Turn<HALO_BUFFERS> halo;
@@ -590,8 +602,9 @@ __device__ inline void multiply(const Block& block, int thread, const Scalar* bi
         begin_products();
 #pragma unroll
         for (int i = 0; i < STEP_PRODUCTS; i++) {
-          const unsigned a = weights + stage.buffer * (STAGE_BYTES / 16) + i * TILE_M * 2;
-          multiply_add_async<Scalar>(acc, core_matrices(a, 8), core_matrices(b[i], next_group));
+          const unsigned a = weights + stage.buffer * (STAGE_BYTES / 16) + filters_at(i);
+          multiply_add_async<Scalar>(acc, core_matrices(a, NEXT_FILTERS),
+                                     core_matrices(b[i], next_group));
         }
         commit_products();
         wait_products<1>();
@@ -635,27 +648,29 @@ __device__ inline void multiply(const Block& block, int thread, const Scalar* bi
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     halo_wgmma(Params params, const Scalar* __restrict__ x, const Scalar* __restrict__ packed,
                const unsigned* __restrict__ words, const Scalar* __restrict__ bias,
-               const Scalar* __restrict__ residual, Scalar* __restrict__ y) {
+               const Scalar* __restrict__ residual, Scalar* __restrict__ y,
+               const __grid_constant__ TensorMap x_map,
+               const __grid_constant__ TensorMap packed_map) {
   const int thread = threadIdx.x;
   const Block block{params, shared_memory()};
   unsigned* own_words = reinterpret_cast<unsigned*>(block.shared + WORDS_AT);
   int* places = reinterpret_cast<int*>(block.shared + PLACES_AT);
   int* spots = reinterpret_cast<int*>(block.shared + SPOTS_AT);
-  for (int i = thread; i < halo_pixels(params); i += THREADS) {
-    places[i] = halo_place(i, params);
-  }
   for (int i = thread; i < TILE_P; i += THREADS) {
     spots[i] = spot_of(i, params);
   }
   if constexpr (GATHERED > 0) {
-    for (int i = thread; i < HALOS * PLANE_PIXELS; i += THREADS) {
-      const int at = i / PLANE_PIXELS * HALO_BYTES + PLANE_BYTES + i % PLANE_PIXELS * 16;
+    for (int i = thread; i < halo_pixels(params); i += THREADS) {
+      places[i] = halo_place(i, params);
+    }
+    for (int i = thread; i < HALOS * HALO_PIXELS; i += THREADS) {
+      const int at = i / HALO_PIXELS * HALO_BYTES + PLANE_BYTES + i % HALO_PIXELS * 16;
       *reinterpret_cast<uint4*>(block.shared + at) = uint4{0, 0, 0, 0};
     }
     publish_copies();
   }
   for (int i = thread; i < HALOS + STAGES; i += THREADS) {
-    set_up_barrier(block.halo_full(i), i < HALOS ? LOADER_THREADS : 1);
+    set_up_barrier(block.halo_full(i), GATHERED && i < HALOS ? LOADER_THREADS : 1);
     set_up_barrier(block.halo_free(i), (i < HALOS ? SHARERS : 1) * TEAM_WARPGROUPS * 4);
     publish_barriers();
   }
@@ -675,10 +690,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     if constexpr (WARPGROUPS > 1) {
       give_registers<COPIER_REGISTERS>();
     }
-    if (helper >= 32) {
-      copy_halos(block, helper - 32, x);
-    } else if (helper == 0) {
-      copy_weights(block, packed);
+    if (helper == 0) {
+      copy_weights(block, packed, packed_map);
+    } else if (GATHERED ? helper >= 32 : helper == 32) {
+      fill_halos(block, helper - 32, x, x_map);
     }
   }
 }

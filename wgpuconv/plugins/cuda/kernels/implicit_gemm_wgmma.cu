@@ -14,7 +14,8 @@
 //
 // A slot holds rows of 128 bytes: of A as swizzled<8> permutes them, gathered in copies of 16
 // bytes; of B as pack_filters writes them with CORES, in one copy. The weight of a pointwise product
-// need not be packed: its rows are those of B, and are copied like A's.
+// need not be packed: its rows are those of B, and are copied like A's. If B of all steps has room
+// beside the slots, it is copied but once (RESIDENT), and all tiles of a block have the same filters.
 //
 // With PLANES nothing is gathered: the product is pointwise, and its input has its channels first.
 // A row of A then is a channel of the pixels that lie side by side in 128 bytes; each such block of
@@ -24,9 +25,9 @@
 // are channels under one tap, and for those of an unpacked weight (Thakkar et al., CUTLASS's
 // implicit GEMM for Hopper). Else the producer's threads gather chunks.
 //
-// Halves are multiplied from shared memory, in either order. Of floats, A goes through registers on
-// the way, which rounds it to TF32; without WHOLE, products of one half of a step run while the
-// other half is rounded.
+// Halves are multiplied from shared memory, in either order, and floats that the copy engine has
+// rounded to TF32 on their way. Of other floats, A goes through registers, which rounds it; without
+// WHOLE, products of one half of a step run while the other half is rounded.
 //
 // With WHOLE, floats stay floats: each is the sum of what TF32 holds of it and of what TF32 holds of
 // the rest, and three of the four products of those are added up (Markidis et al. 2018,
@@ -53,6 +54,8 @@ constexpr bool IM2COL = false;  // A comes through `x_map`
 constexpr bool WHOLE = false;   // floats, not what TF32 holds of them
 constexpr bool PACKED = true;   // else `packed` is the weight, whose channels lie side by side in
                                 // whole copies; if the copy engine does not gather, of one tap
+constexpr bool RESIDENT = false;  // B of all K_STEPS stays, from the block's first tile on
+constexpr int K_STEPS = 1;
 constexpr bool CACHED = true;  // A goes through the first-level cache: taps share pixels
 constexpr bool CHANNELS_LAST = true;  // the output's order
 constexpr int OUT_VECTOR = 8;  // elements of one store
@@ -62,7 +65,7 @@ using Out = Half;  // Scalar, or float for partial sums
 constexpr Activation ACTIVATION = Activation::identity;
 constexpr bool RESIDUAL = false;  // else `residual` is not read
 constexpr int THREADS = 384;
-constexpr int SHARED_BYTES = 184912;
+constexpr int SHARED_BYTES = 184920;
 
 struct Params {
   int pixels;  // output pixels of this launch, over all images
@@ -117,12 +120,15 @@ constexpr int PLANE_P = ROW_BYTES / BYTES;  // pixels of a row of A that is a ch
 constexpr int STEP_PRODUCTS = ROW_BYTES / 32;  // over the k of one step
 constexpr int A_BYTES = TILE_P * ROW_BYTES;
 constexpr int FILTER_BYTES = TILE_M * ROW_BYTES;
-static_assert(PACKED || BYTES == 2, "floats are rounded when they are packed");
+constexpr bool ROUNDED = BYTES == 4 && IM2COL && !WHOLE;  // by the copy engine
+static_assert(PACKED || BYTES == 2 || ROUNDED, "else floats are rounded when they are packed");
 constexpr int B_BYTES = FILTER_BYTES * (WHOLE ? 2 : 1);  // of the rests as well
-constexpr int STAGE_BYTES = A_BYTES + B_BYTES;
+constexpr int STAGE_BYTES = A_BYTES + (RESIDENT ? 0 : B_BYTES);
 // Of a slot, what does not come in chunks of threads.
-constexpr int BULK_BYTES = (IM2COL ? A_BYTES : 0) + (IM2COL || PACKED ? B_BYTES : 0);
+constexpr int BULK_BYTES =
+    (IM2COL ? A_BYTES : 0) + (!RESIDENT && (IM2COL || PACKED) ? B_BYTES : 0);
 static_assert(!IM2COL || !PLANES, "rows are pixels");
+static_assert(!RESIDENT || IM2COL || PACKED, "B comes in bulk");
 
 constexpr int GROUP = 128;  // threads of a warpgroup
 constexpr int CONSUMERS = THREADS / GROUP - 1;
@@ -148,7 +154,8 @@ static_assert(BLOCKS == 1 || (BLOCKS == 2 && ROWS == 1 && TILE_M <= 64), "regist
 constexpr int STORED_M = TILE_M % (ROW_BYTES / BYTES) == 0 ? ROW_BYTES / BYTES : 32;
 constexpr int STORED = CHANNELS_LAST ? 64 * (STORED_M + 8) : STORED_M * (64 + CHUNK);
 constexpr int STORED_BYTES = SPLIT || CLUSTER > 1 ? 0 : BYTES * STORED;
-constexpr int STORED_AT = STAGES * STAGE_BYTES;
+constexpr int RESIDENT_AT = STAGES * STAGE_BYTES;
+constexpr int STORED_AT = RESIDENT_AT + (RESIDENT ? K_STEPS * B_BYTES : 0);
 constexpr int PLACES_AT = STORED_AT + CONSUMERS * STORED_BYTES;
 constexpr int PIXELS_AT = PLACES_AT + 4 * TILE_P;
 constexpr int BARRIERS_AT = PIXELS_AT + 2 * 8 * TILE_P;
@@ -157,7 +164,7 @@ constexpr int BARRIERS_AT = PIXELS_AT + 2 * 8 * TILE_P;
 constexpr int SUMS_ROWS = CHANNELS_LAST ? TILE_P : TILE_M;
 constexpr int SUMS_PITCH = (CHANNELS_LAST ? TILE_M : TILE_P) + 8;
 static_assert(CLUSTER == 1 || 4 * SUMS_ROWS * SUMS_PITCH <= STORED_AT, "the sums fit");
-static_assert(SHARED_BYTES >= BARRIERS_AT + 2 * 8 * STAGES, "the host asks for enough");
+static_assert(SHARED_BYTES >= BARRIERS_AT + 8 * (2 * STAGES + 1), "the host asks for enough");
 
 // One tile of the output, or one split of it.
 struct Work {
@@ -215,6 +222,9 @@ __device__ inline unsigned full_barrier(unsigned shared, int slot) {
 }
 __device__ inline unsigned empty_barrier(unsigned shared, int slot) {
   return shared + BARRIERS_AT + 8 * (STAGES + slot);
+}
+__device__ inline unsigned resident_barrier(unsigned shared) {
+  return shared + BARRIERS_AT + 8 * 2 * STAGES;
 }
 
 // A thread of the producer copies this chunk of every A_ROWS-th row of A from this one on.
@@ -429,11 +439,23 @@ template <typename Rows>
 __device__ inline void produce(const Params& params, Rows rows, Filters filters) {
   const unsigned shared = shared_address(shared_memory());
   static_assert(A_ROWS % 8 == 0, "the permutation repeats every eight rows");
+  if constexpr (RESIDENT) {
+    const unsigned full = resident_barrier(shared);
+    if (threadIdx.x % GROUP == 0) {
+      arrive_expecting(full, K_STEPS * B_BYTES);
+    }
+    filters.begin(work_of(params, blockIdx.x));
+    for (int step = 0; step < K_STEPS; step++) {
+      filters.copy_step(shared + RESIDENT_AT + step * B_BYTES, full);
+    }
+  }
   Slot slot;
   for (int tile = blockIdx.x; tile < params.tiles; tile += gridDim.x) {
     const Work work = work_of(params, tile);
     rows.begin(work);
-    filters.begin(work);
+    if constexpr (!RESIDENT) {
+      filters.begin(work);
+    }
     for (int step = work.first_step; step < work.end_step; step++) {
       const unsigned full = full_barrier(shared, slot.at);
       const unsigned to = shared + slot.at * STAGE_BYTES;
@@ -441,7 +463,9 @@ __device__ inline void produce(const Params& params, Rows rows, Filters filters)
       if (BULK_BYTES > 0 && threadIdx.x % GROUP == 0) {
         arrive_expecting(full, BULK_BYTES);
       }
-      filters.copy_step(to + A_BYTES, full);
+      if constexpr (!RESIDENT) {
+        filters.copy_step(to + A_BYTES, full);
+      }
       rows.copy_step(to, full);
       if constexpr (!IM2COL) {
         arrive_with_copies(full);
@@ -509,7 +533,7 @@ __device__ inline void load_fragment(unsigned (&to)[4], unsigned begin, int at, 
 // Adds the products of one step, whose A begins at `a` for this consumer. Those of the step before
 // are done when it calls `release`; of whole floats, all are done when it returns.
 template <typename Release>
-__device__ inline void multiply(Operands& own, unsigned slot, unsigned a, Release release) {
+__device__ inline void multiply(Operands& own, unsigned a, unsigned b, Release release) {
   if constexpr (WHOLE) {
     unsigned held[STEP_PRODUCTS][4];
     unsigned rest[STEP_PRODUCTS][4];
@@ -526,7 +550,6 @@ __device__ inline void multiply(Operands& own, unsigned slot, unsigned a, Releas
       }
     }
     float sums[TILE_M / 8][4] = {};
-    const unsigned b = slot + A_BYTES;
     begin_products();
 #pragma unroll
     for (int k = 0; k < STEP_PRODUCTS; k++) {
@@ -546,7 +569,7 @@ __device__ inline void multiply(Operands& own, unsigned slot, unsigned a, Releas
         own.acc[0][j][i] += sums[j][i];
       }
     }
-  } else if constexpr (BYTES == 2) {
+  } else if constexpr (BYTES == 2 || ROUNDED) {
     if constexpr (!IM2COL) {
       publish_copies();
     }
@@ -556,7 +579,7 @@ __device__ inline void multiply(Operands& own, unsigned slot, unsigned a, Releas
 #pragma unroll
       for (int i = 0; i < ROWS; i++) {
         multiply_add_async<Scalar, PLANES>(own.acc[i], pixels_of(a + i * 64 * ROW_BYTES, k),
-                                           filters_of(slot + A_BYTES, k));
+                                           filters_of(b, k));
       }
     }
     commit_products();
@@ -577,7 +600,7 @@ __device__ inline void multiply(Operands& own, unsigned slot, unsigned a, Releas
 #pragma unroll
       for (int k = 0; k < HALF; k++) {
         multiply_add_async<Scalar>(own.acc[i], own.fragments[half][k],
-                                   filters_of(slot + A_BYTES, first_k + k));
+                                   filters_of(b, first_k + k));
       }
       commit_products();
       wait_products<1>();
@@ -687,12 +710,16 @@ __device__ inline void consume(const Params& params, const Scalar* bias, const S
     for (int i = 0; i < ROWS * (TILE_M / 8) * 4; i++) {
       own.acc[i / (TILE_M / 2)][i / 4 % (TILE_M / 8)][i % 4] = 0.0f;
     }
+    if constexpr (RESIDENT) {
+      wait_barrier(resident_barrier(shared), 0);
+    }
     unsigned previous = 0;  // the barrier of the slot whose products may still run
     for (int step = work.first_step; step < work.end_step; step++) {
       wait_barrier(full_barrier(shared, slot.at), slot.parity);
       const unsigned at = shared + slot.at * STAGE_BYTES;
       const unsigned own_a = at + group * ROWS * 64 * ROW_BYTES;
-      multiply(own, at, own_a, [&] { arrive_warp(previous, lane); });
+      const unsigned b = RESIDENT ? shared + RESIDENT_AT + step * B_BYTES : at + A_BYTES;
+      multiply(own, own_a, b, [&] { arrive_warp(previous, lane); });
       previous = empty_barrier(shared, slot.at);
       if (WHOLE) {
         arrive_warp(previous, lane);
@@ -750,6 +777,7 @@ extern "C" __global__ void CLUSTER_OF(CLUSTER) __launch_bounds__(THREADS, BLOCKS
       set_up_barrier(full_barrier(shared, i), (BULK_BYTES > 0) + (IM2COL ? 0 : GROUP));
       set_up_barrier(empty_barrier(shared, i), CONSUMERS * GROUP / 32);
     }
+    set_up_barrier(resident_barrier(shared), 1);
     publish_barriers();
   }
   wait_for_previous();

@@ -80,8 +80,9 @@ __device__ inline void copy_bulk(unsigned to, const void* from, int bytes, unsig
 }
 
 // How an array lies in global memory, and which part of it one copy brings; as the driver writes
-// it (a CUtensorMap). Copies by it permute rows of 128 bytes as swizzled<8> does, and bring zeros
-// for what lies outside of the array.
+// it (a CUtensorMap). Copies by it permute the chunks of rows of 128, 64 or 32 bytes by their address
+// in shared memory, those of 128 bytes as swizzled<8> does, and bring zeros for what lies outside of
+// the array.
 struct alignas(64) TensorMap {
   unsigned char description[128];
 };
@@ -109,6 +110,19 @@ __device__ inline void copy_columns(unsigned to, const TensorMap& map, int c, in
       "[%0], [%1, {%2, %3, %4, %5}], [%6], {%7, %8};" ::"r"(to),
       "l"(&map), "r"(c), "r"(w), "r"(h), "r"(n), "r"(barrier), "h"(static_cast<short>(tap_w)),
       "h"(static_cast<short>(tap_h))
+      : "memory");
+#endif
+}
+
+// Channels of a group, from `c` on, of a box of pixels, from (n, h, w) on; all of one image, and as
+// far apart as the map says.
+__device__ inline void copy_box(unsigned to, const TensorMap& map, int c, int group, int w, int h,
+                                int n, unsigned barrier) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%2, %3, %4, %5, %6}], [%7];" ::"r"(to),
+      "l"(&map), "r"(c), "r"(group), "r"(w), "r"(h), "r"(n), "r"(barrier)
       : "memory");
 #endif
 }
@@ -213,6 +227,14 @@ __device__ inline void wait_products() {
 // along the rows, all in units of 16 bytes.
 __device__ inline unsigned long long core_matrices(unsigned at_and_next_k, unsigned next_rows) {
   return at_and_next_k | static_cast<unsigned long long>(next_rows) << 32;
+}
+
+// Added to `next_rows` of core_matrices: that rows of so many chunks of 16 bytes lie one after the
+// other, as a tensor map's copy leaves them; from eight of them it is `next_rows` to the next eight.
+// The tensor cores permute chunks by their address, as the copy did, so the first row may be any.
+// (The manual speaks of rows at multiples of 1024 bytes; that others are right, too, is measured.)
+__device__ constexpr unsigned permutation(int chunks) {
+  return chunks == 8 ? 1u << 30 : chunks == 4 ? 2u << 30 : chunks == 2 ? 3u << 30 : 0;
 }
 
 // A word of shared memory.
