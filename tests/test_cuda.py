@@ -176,6 +176,9 @@ def halo_config(
         ("c64 k128 r3 s3 f16", halo_config(256, 256, True, 64, 64, 2)),
         ("c128 k128 r3 s3 f16", halo_config(256, 256, False, 128, 64, 2)),
         ("c64 k64 r7 s7 f32 tf32", halo_config(448, 224, False, 64, 8, 1)),
+        # weights that are not packed
+        ("c128 k128 r3 s3 f16 wlast", halo_config(256, 256, True, 128, 64, 2)),
+        ("c64 k128 r2 s2 f32 tf32 wlast", halo_config(224, 224, False, 128, 32, 1)),
         # inputs that are gathered
         ("c3 k64 r3 s3 f16", halo_config(256, 256, False, 64, 8, 2)),
         ("c3 k64 r3 s3 f32 tf32", halo_config(256, 256, True, 64, 4, 2)),
@@ -183,7 +186,7 @@ def halo_config(
 )
 @pytest.mark.parametrize("layout", ["nhwc", "nchw"])
 def test_hopper_kernels_compile(text: str, config: Config, layout: str, tmp_path: Path) -> None:
-    problem = ConvProblem.parse(f"conv2d n16 h112 w112 bias act:relu {text} {layout}")
+    problem = ConvProblem.parse(f"conv2d n4 h112 w112 bias act:relu {text} {layout}")
     compiled_plan("halo_wgmma", problem, config, ("90a",), tmp_path)
 
 
@@ -206,6 +209,10 @@ def compiled_plan(
         "conv2d f32 n8 c512 h28 w28 k256 r1 s1 bias residual act:relu",
         # a weight that is read as it lies, by producers with two sets of addresses
         "conv2d f16 n8 c512 h28 w28 k256 r1 s1 bias nhwc",
+        # by the copy engine, which rounds it
+        "conv2d f32 n8 c64 h28 w28 k256 r3 s3 bias nhwc wlast tf32",
+        # that stays
+        "conv2d f16 n64 c64 h56 w56 k256 r1 s1 bias nhwc",
     ],
 )
 def test_the_wgmma_kernel_compiles_with_other_filters(text: str, tmp_path: Path) -> None:
@@ -1099,13 +1106,18 @@ WEIGHT_LAST = [
             ),
         ]
     ),
+    # a tile's filters in turns
+    (
+        "halo_wgmma",
+        "conv2d f16 n1 c200 h8 w16 k130 r3 s3 pad1 nhwc bias",
+        halo_config(64, 64, True, 128, 64, 2),
+    ),
     *(
         next(e for e in EMULATED if e[0] == name and part in e[1])
         for name, part in [
             ("halo_mma", "c72 h12"),
             ("halo_wgmma", "c80 h9"),
-            ("halo_wgmma", "c40 h11"),  # three taps a step
-            ("halo_wgmma", "c200 h9"),
+            ("halo_wgmma", "c40 h7"),  # two taps a step
             ("halo_wgmma", "c72 h9"),
             ("implicit_gemm_mma", "c24 h4"),
             ("implicit_gemm", "conv2d"),
@@ -1268,7 +1280,7 @@ def test_the_emulator_notices_what_is_missing(
         ("halo_wgmma", "c80 h9", "to += HALO_BYTES / boxes;", ""),
         ("halo_wgmma", "c80 h9", "first_w + w, first_h", "first_w, first_h"),
         ("halo_wgmma", "c80 h9", "chunk * TILE_K, tile.group, first", "chunk * TILE_K, 0, first"),
-        ("halo_wgmma", "c40 h11 w7 k70 r3 s3 pad1 nhwc bias wlast", "* TAPS + tap,", "* TAPS,"),
+        ("halo_wgmma", "c40 h7 w7 k9 r2 s2 bias tf32 wlast", "* TAPS + tap,", "* TAPS,"),
         (
             "halo_wgmma",
             "groups2 residual act:relu wlast",
@@ -1277,7 +1289,7 @@ def test_the_emulator_notices_what_is_missing(
         ),
         (
             "halo_wgmma",
-            "c200 h9 w9 k130 r3 s3 pad1 nhwc bias residual act:relu wlast",
+            "c200 h8 w16 k130 r3 s3 pad1 nhwc bias wlast",
             "map, chunk * TILE_K, step",
             "map, 0, step",
         ),
@@ -1348,6 +1360,51 @@ def test_teams_that_share_a_tile_copy_its_halos_ahead(channels: int, resident: b
     assert constants["HALO_BUFFERS"] == 2
     assert constants["RESIDENT"] == resident
     assert constants["STAGES"] > constants["STEPS"]
+
+
+@pytest.mark.parametrize(
+    ("text", "k", "packed"),
+    [
+        ("conv2d f16 n4 c128 h28 w28 k128 r3 s3 pad1 nhwc wlast", 64, False),
+        ("conv2d f32 n4 c128 h28 w28 k128 r3 s3 pad1 nhwc wlast tf32", 32, False),
+        ("conv2d f16 n4 c128 h28 w28 k128 r3 s3 pad1 nhwc", 64, True),
+        ("conv2d f16 n4 c128 h28 w28 k128 r3 s3 pad1 nhwc wlast", 32, True),  # half rows
+        ("conv2d f16 n64 c128 h56 w56 k128 r3 s3 pad1 nhwc wlast", 64, True),  # many tiles
+        ("conv2d f16 n4 c36 h28 w28 k128 r3 s3 pad1 nhwc wlast", 64, True),  # no whole copies
+        ("conv_transpose2d f16 n4 c128 h28 w28 k128 r3 s3 pad1 nhwc wlast", 64, True),
+    ],
+)
+def test_weights_that_a_halo_needs_not_packed(text: str, k: int, packed: bool) -> None:
+    algorithm = next(a for a in ALGORITHMS if a.name == "halo_wgmma")
+    config = halo_config(128, 128, True, 64, k, 1)
+    problem = ConvProblem.parse(text)
+    plan = algorithm.lower(problem, config, HOPPER, HOPPER.workspace_limit)
+    assert bool(plan.prepare) == bool(plan.prepared) == packed
+    assert dict(plan.passes[-1].shader.constants)["PACKED"] is packed
+
+
+@pytest.mark.parametrize(
+    ("text", "stays"),
+    [
+        ("conv2d f16 n16 c96 h224 w224 k64 r1 s1 nhwc", True),
+        ("conv2d f32 n16 c96 h224 w224 k64 r1 s1 nhwc", True),
+        ("conv_transpose2d f16 n16 c64 h99 w99 k64 r2 s2 stride2 nhwc", True),
+        ("conv2d f16 n1 c96 h28 w28 k64 r1 s1 nhwc", False),  # a tile for each block
+        ("conv2d f16 n16 c512 h224 w224 k64 r3 s3 nhwc", False),  # too long sums
+        ("conv2d f16 n16 c96 h99 w99 k6000 r1 s1 nhwc", False),  # too many filters
+        ("conv2d f16 n16 c128 h99 w99 k128 r1 s1 groups2 nhwc", False),
+    ],
+)
+def test_filters_of_short_sums_stay(text: str, stays: bool) -> None:
+    """In blocks that have the same filters in each of their tiles."""
+    problem = ConvProblem.parse(text)
+    plan = WGMMA.lower(problem, wgmma_config(128, 64, 6, 1, 1), HOPPER, HOPPER.workspace_limit)
+    for step in plan.passes:
+        constants, values = dict(step.shader.constants), dict(step.params)
+        assert constants["RESIDENT"] is stays
+        if stays:
+            assert constants["K_STEPS"] == values["k_steps"]
+            assert step.grid[0] % (values["m_tiles"] * values["phases"]) == 0
 
 
 def test_blocks_of_halo_wgmma_share_no_multiprocessor() -> None:

@@ -19,7 +19,7 @@ from ....facts import Facts
 from ....plan import Config, Pass, Plan, Region, Shader, align, ceil_div, grid_1d
 from ....problem import ConvProblem
 from ..facts import cuda_facts
-from ..tensor_maps import MOST_BOX, MOST_STRIDE
+from ..tensor_maps import MOST_BOX, MOST_STRIDE, ROW_BYTES
 from .base import CudaAlgorithm, output_bindings
 from .gather import output_params
 from .halo_mma import first_offset, halo_params, refuse_one_tap, span
@@ -50,11 +50,13 @@ MOST_PRODUCTS = 8
 MOST_STAGES = 4
 """Steps whose weight is on its way, where the whole weight does not fit; teams that share a tile
 need one more than a turn has."""
+FEW_ROUNDS = 3
+"""Tiles of a multiprocessor for which a weight in channels_last is not worth packing."""
 MOST_WASTE = 1.2
 """Tiles that compute that many times what the best one does are left out."""
 LEAST_USED = 0.8
 """Of the multiprocessors, where each keeps the weight of some filters."""
-CHUNK_SECONDS = 0.6e-6
+CHUNK_SECONDS = 0.45e-6
 """That it takes to pass a halo's channels from those who copy to those who multiply, on an H200."""
 COPIERS = 128
 """Threads of a block that only copy."""
@@ -185,7 +187,7 @@ class HaloWgmma(CudaAlgorithm):
                     "may have"
                 )
             order, words = _words(p, phase, tile, staging)
-            if _packed(p):
+            if _packed(p, tile, facts):
                 step = Step(tile.team_m, staging.products * 32 // p.itemsize)
                 offsets = _offsets(p, phase, tile, staging, order)
                 packed = pack(lowering, step, staging.chunks * staging.steps, offsets, cores=True)
@@ -223,7 +225,7 @@ class HaloWgmma(CudaAlgorithm):
             STEPS=staging.steps,
             STEP_PRODUCTS=staging.products,
             HALO_PIXELS=staging.halo_pixels,
-            PACKED=_packed(p),
+            PACKED=_packed(p, tile, lowering.facts),
             GATHERED=p.c_group if _gathered(p) else 0,
             CHANNELS_LAST=p.layout == "NHWC",
             OUT_VECTOR=_out_vector(p, tile, area),
@@ -281,19 +283,21 @@ class HaloWgmma(CudaAlgorithm):
                 copied = max(_copied(p, staging.area.pixels), weight_bytes / 60e9)
                 longest = _tile_seconds(compute, copied, stored + facts.latency)
             else:
-                compute = compute / 1.64 + staging.chunks * CHUNK_SECONDS
-                # (Fitted on an H200, as what follows.)
-                copied = align(p.c_group, _vector(p)) * p.itemsize * staging.area.pixels / 22e9
-                copied += weight_bytes / 180e9
+                # (Fitted on an H200, as what follows. After each step a product is waited for.)
+                compute *= (1 + 0.65 / staging.products) / 1.6
+                compute += staging.chunks * CHUNK_SECONDS
+                copied = align(p.c_group, _vector(p)) * p.itemsize * staging.area.pixels / 80e9
+                copied += weight_bytes / 300e9
                 # Of two teams, one stores while the other multiplies, if not quite. (Those that
                 # share a tile lose in turns what they gain so, where products are short.)
                 alone = (0.83 if tile.at_once > 1 else 1.0) * (compute + stored)
                 longest = max(alone, copied + (stored if tile.teams == 1 else 0.0))
             each = ceil_div(tiles, _blocks(p, tile, staging, tiles, facts))
-            seconds += each * longest + 3 * facts.latency
-        memory, launches = overheads(p, facts, _source(p, facts))
+            seconds += each * longest + (3 * facts.latency if _gathered(p) else 0.0)
+        packed = _packed(p, tile, facts)
+        memory, launches = overheads(p, facts, _source(p, facts), packed=packed)
         # Neither hides the other one quite.
-        hidden = 0.8 if _gathered(p) else 0.4
+        hidden = 0.8 if _gathered(p) else 0.6
         return max(seconds, memory) + (1 - hidden) * min(seconds, memory) + launches
 
 
@@ -324,10 +328,19 @@ def _gathered(p: ConvProblem) -> bool:
     return p.c_group <= _vector(p)
 
 
-def _packed(p: ConvProblem) -> bool:
-    """Whether the weight is packed first. The copy engine brings channels that lie side by side."""
-    copied = p.weight_last and not p.transposed and p.c_group % _vector(p) == 0
-    return _gathered(p) or not copied
+def _packed(p: ConvProblem, tile: Tile, facts: Facts) -> bool:
+    """Whether the weight is packed first.
+
+    Channels of a tap that lie side by side need not be, but are copied less fast, and in steps of
+    whole taps: that pays for tiles whose copies are whole rows, and for few of them.
+    """
+    as_it_lies = p.weight_last and not p.transposed and p.c_group % _vector(p) == 0
+    return (
+        _gathered(p)
+        or not as_it_lies
+        or tile.k * p.itemsize != ROW_BYTES
+        or _tiles(p, tile) > FEW_ROUNDS * facts.cores
+    )
 
 
 def _source(p: ConvProblem, facts: Facts) -> Source:
@@ -490,7 +503,7 @@ def _staging(p: ConvProblem, phase: Phase, tile: Tile, facts: Facts) -> Staging 
         step = min(products, MOST_PRODUCTS)
         step = ceil_div(products, ceil_div(products, step))
     else:
-        whole = 1 if _packed(p) else pixel_bytes // 32  # a tap's
+        whole = 1 if _packed(p, tile, facts) else pixel_bytes // 32  # a tap's
         step = max(n for n in range(whole, MOST_PRODUCTS + 1, whole) if products % n == 0)
     steps = ceil_div(products, step)
     stage_bytes = 32 * step * tile.team_m

@@ -339,11 +339,11 @@ def mma_seconds(
 
 
 def overheads(
-    problem: ConvProblem, facts: Facts, x: Source, *, slices: int = 1
+    problem: ConvProblem, facts: Facts, x: Source, *, slices: int = 1, packed: bool = True
 ) -> tuple[float, float]:
-    """Seconds of the memory's traffic, and those of the launches; the weight is packed."""
+    """Seconds of the memory's traffic, and those of the launches; the weight is packed first."""
     p = problem
     traffic = p.input_bytes + p.residual_bytes + p.out_bytes
-    traffic += 3 * p.weight_bytes + 2 * x.nbytes + 2 * partial_bytes(p, slices)
-    launches = 2 * len(phases(p)) + len(x.passes) + (slices > 1)
+    traffic += (3 if packed else 1) * p.weight_bytes + 2 * x.nbytes + 2 * partial_bytes(p, slices)
+    launches = (2 if packed else 1) * len(phases(p)) + len(x.passes) + (slices > 1)
     return traffic / facts.bandwidth, launches * facts.launch
