@@ -862,6 +862,9 @@ inline void copy_box(unsigned to, const TensorMap& map, int c, int group, int w,
   const int row_bytes = map.box[0] * map.bytes;
   const int columns = (map.box[2] - 1) / map.steps[2] + 1;
   const int rows = (map.box[3] - 1) / map.steps[3] + 1;
+  if (map.box[1] != 1 || map.box[4] != 1) {
+    emulator::fail("a box of several groups or images");
+  }
   emulator::check_target(to, rows * columns * row_bytes, 128);
   emulator::Arrival arrival{{}, barrier, true};
   for (int i = 0; i < rows * columns; i++) {

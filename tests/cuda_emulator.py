@@ -234,10 +234,10 @@ def tensor_map(described: TensorMap, buffer: np.ndarray, region: Region) -> np.n
     assert all(0 < size <= 2**32 for size in m.sizes)
     for spanned, most in zip(m.box, (256, 1024) if m.lower else (256,) * axes, strict=True):
         assert 0 < spanned <= most
-    assert m.box[0] * m.itemsize in (32, 64, 128)
+    assert m.row_bytes in (32, 64, 128)
     assert all(-128 <= corner < 128 for corner in (*m.lower, *m.upper))
     assert all(1 <= step <= 8 for step in m.steps)
-    numbers = [m.itemsize, axes, int(m.dtype == "tf32")]
+    numbers = [m.row_bytes // m.box[0], axes, int(m.dtype == "tf32")]
     for few, length in ((m.sizes, 5), (m.box, 5), (m.steps or (1,) * axes, 5)):
         numbers += [*few, *[0] * (length - len(few))]
     numbers += [*(m.lower or (0, 0)), *(m.upper or (0, 0))]

@@ -422,9 +422,14 @@ def test_something_computes_every_problem() -> None:
         (
             "conv2d f16 n1 c8 h900 w900 k8 r3 s3 dil400",
             "halo_wgmma",
-            r"at most 256 x 256 pixels and 232448 bytes .* too much \(kernel 3 x 3, stride 1,1",
+            r"the 232448 bytes of shared memory that a block may have for .* dilation 400,400\)",
         ),
-        ("conv2d f16 n1 c64 h99 w99 k8 r3 s3 stride9", "halo_wgmma", "too much .* stride 9,9"),
+        (
+            "conv2d f16 n1 c16 h900 w900 k8 r3 s3 dil400",
+            "halo_wgmma",
+            "that a block may have, or 256 pixels in a row or column, for the input of a tile",
+        ),
+        ("conv2d f16 n1 c64 h99 w99 k8 r3 s3 stride9", "halo_wgmma", "at most 8, got 9,9"),
         ("conv2d f16 n1 c8 h9 w9 k8 r3 s3", "depthwise", "got 8 channels a group"),
         (
             "conv2d f32 n1 c8 h900 w9 k8 r3 s3 dil128,1 groups8",
@@ -674,6 +679,17 @@ def test_tensor_maps_of_a_halo() -> None:
     }
     plan = algorithm.lower(problem.with_(weight_last=False), config, HOPPER, HOPPER.workspace_limit)
     assert tensor_maps(plan.passes[0]).keys() == {"x"}
+
+
+@pytest.mark.parametrize("text", ["c64 r3 s3 nhwc", "c3 r3 s3 nhwc", "c64 r1 s1"])
+def test_tensor_maps_beside_an_infinite_bound(text: str) -> None:
+    """An activation's numbers are no sizes."""
+    problem = ConvProblem.parse(f"conv2d f16 n1 h28 w28 k64 act:clip,0,inf {text}")
+    for algorithm in ALGORITHMS:
+        if algorithm.name.endswith("wgmma") and algorithm.refusal(problem, HOPPER) is None:
+            (config, *_) = algorithm.configs(problem, HOPPER)
+            plan = algorithm.lower(problem, config, HOPPER, HOPPER.workspace_limit)
+            assert all(isinstance(tensor_maps(step), dict) for step in passes(plan))
 
 
 def test_a_tensor_map_is_encoded_where_its_array_lies() -> None:
@@ -1392,6 +1408,8 @@ def test_weights_that_a_halo_needs_not_packed(text: str, k: int, packed: bool) -
         ("conv2d f16 n1 c96 h28 w28 k64 r1 s1 nhwc", False),  # a tile for each block
         ("conv2d f16 n16 c512 h224 w224 k64 r3 s3 nhwc", False),  # too long sums
         ("conv2d f16 n16 c96 h99 w99 k6000 r1 s1 nhwc", False),  # too many filters
+        # 132 blocks have six tiles each; of 128, which 16 kinds of filters would leave, some seven
+        ("conv2d f16 n2 c96 h56 w56 k1024 r1 s1 nhwc", False),
         ("conv2d f16 n16 c128 h99 w99 k128 r1 s1 groups2 nhwc", False),
     ],
 )
@@ -1405,6 +1423,18 @@ def test_filters_of_short_sums_stay(text: str, stays: bool) -> None:
         if stays:
             assert constants["K_STEPS"] == values["k_steps"]
             assert step.grid[0] % (values["m_tiles"] * values["phases"]) == 0
+
+
+def test_a_halo_is_no_wider_than_a_copy() -> None:
+    """Among the widths that a tile may have: of 129 columns its rows would be of 257 pixels."""
+    algorithm = next(a for a in ALGORITHMS if a.name == "halo_wgmma")
+    problem = ConvProblem.parse("conv2d f16 n1 c64 h600 w512 k64 r3 s3 stride2 nhwc")
+    config = halo_config(128, 128, False, 64, 16, 1)
+    plan = algorithm.lower(problem, config, HOPPER, HOPPER.workspace_limit)
+    (x,) = (tensor_maps(step)["x"] for step in plan.passes)
+    assert max(x.box) <= 256
+    with pytest.raises(wgpuconv.errors.AlgorithmRefusedError, match="a tile of 128 pixels needs"):
+        algorithm.lower(problem, config | {"tile_k": 128}, HOPPER, HOPPER.workspace_limit)
 
 
 def test_blocks_of_halo_wgmma_share_no_multiprocessor() -> None:

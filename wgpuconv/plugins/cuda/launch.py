@@ -82,7 +82,7 @@ class EncodedMap:
             (ctypes.c_uint64 * (axes - 1))(*m.strides),
             *copied,
             _INTERLEAVE_NONE,
-            _SWIZZLES[m.box[0] * m.itemsize],
+            _SWIZZLES[m.row_bytes],
             _PROMOTE_256B,
             _FILL_ZEROS,
         )

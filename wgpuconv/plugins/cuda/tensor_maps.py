@@ -45,8 +45,13 @@ class TensorMap:
     """and where they end, from its end."""
 
     @property
-    def itemsize(self) -> int:
-        return 4 if self.dtype in ("f32", "tf32") else 2
+    def row_bytes(self) -> int:
+        """Along the first axis."""
+        return self.box[0] * _itemsize(self.dtype)
+
+
+def _itemsize(dtype: str) -> int:
+    return 4 if dtype in ("f32", "tf32") else 2
 
 
 def tensor_maps(step: Pass) -> dict[str, TensorMap]:
@@ -54,14 +59,14 @@ def tensor_maps(step: Pass) -> dict[str, TensorMap]:
     describe = _DESCRIBED.get(step.shader.file)
     if describe is None:
         return {}
-    constants = {name: v for name, v in step.shader.constants if isinstance(v, int)}
-    return describe(step.shader.dtype, {name: int(v) for name, v in step.params} | constants)
+    named = (*step.params, *step.shader.constants)
+    return describe(step.shader.dtype, {name: v for name, v in named if isinstance(v, int)})
 
 
 def _of_implicit_gemm(dtype: str, v: dict[str, int]) -> dict[str, TensorMap]:
     if not v["IM2COL"]:
         return {}
-    itemsize = 4 if dtype == "f32" else 2
+    itemsize = _itemsize(dtype)
     row = ROW_BYTES // itemsize
     if dtype == "f32" and not v["WHOLE"]:
         dtype = "tf32"
@@ -90,7 +95,7 @@ def _of_implicit_gemm(dtype: str, v: dict[str, int]) -> dict[str, TensorMap]:
 
 def _of_weight(dtype: str, v: dict[str, int], taps: int, channels: int) -> TensorMap:
     """Of which a copy brings some channels under one tap."""
-    bytes_of_tap = v["channels"] * (2 if dtype in ("f16", "bf16") else 4)
+    bytes_of_tap = v["channels"] * _itemsize(dtype)
     return TensorMap(
         dtype,
         (v["channels"], taps, v["groups"] * v["m"]),
@@ -102,7 +107,7 @@ def _of_weight(dtype: str, v: dict[str, int], taps: int, channels: int) -> Tenso
 def _of_halo(dtype: str, v: dict[str, int]) -> dict[str, TensorMap]:
     if v["GATHERED"]:
         return {}
-    itemsize = 4 if dtype == "f32" else 2
+    itemsize = _itemsize(dtype)
     m_tiles = ceil_div(v["m_tiles"], v["TEAMS"] if v["SHARED"] else 1)
     images = v["tiles"] // (v["tiles_h"] * v["tiles_w"] * m_tiles * v["groups"])
     steps = (v["in_stride_w"], v["in_stride_h"])

@@ -158,13 +158,10 @@ class HaloWgmma(CudaAlgorithm):
         reason = refuse_wgmma(facts) or refuse_float32(p) or refuse_one_tap(p) or refuse_phases(p)
         if reason is not None:
             return reason
+        if not _gathered(p) and max(_in_strides(p)) > MOST_STRIDE:
+            return f"needs strides of at most {MOST_STRIDE}, got {p.stride[0]},{p.stride[1]}"
         if next(_fitting_tiles(p, facts), None) is None:
-            return (
-                f"copies the input of one tile at once, of at most {MOST_BOX} x {MOST_BOX} pixels "
-                f"and {facts.limits.max_workgroup_storage} bytes of shared memory, got too much "
-                f"(kernel {p.r} x {p.s}, stride {p.stride[0]},{p.stride[1]}, dilation "
-                f"{p.dilation[0]},{p.dilation[1]})"
-            )
+            return _too_large(p, facts)
         return None
 
     def configs(self, problem: ConvProblem, facts: Facts) -> list[Config]:
@@ -181,11 +178,7 @@ class HaloWgmma(CudaAlgorithm):
         for phase in _phases(p):
             staging = _staging(p, phase, tile, facts)
             if staging is None:
-                raise AlgorithmRefusedError(
-                    f"the input of a tile of {tile.p} pixels does not fit into the "
-                    f"{facts.limits.max_workgroup_storage} bytes of shared memory that a block "
-                    "may have"
-                )
+                raise AlgorithmRefusedError(f"a tile of {tile.p} pixels {_too_large(p, facts)}")
             order, words = _words(p, phase, tile, staging)
             if _packed(p, tile, facts):
                 step = Step(tile.team_m, staging.products * 32 // p.itemsize)
@@ -301,6 +294,16 @@ class HaloWgmma(CudaAlgorithm):
         return max(seconds, memory) + (1 - hidden) * min(seconds, memory) + launches
 
 
+def _too_large(p: ConvProblem, facts: Facts) -> str:
+    limit = f"{facts.limits.max_workgroup_storage} bytes of shared memory that a block may have"
+    if not _gathered(p):
+        limit += f", or {MOST_BOX} pixels in a row or column,"
+    return (
+        f"needs more than the {limit} for the input of a tile (kernel {p.r} x {p.s}, stride "
+        f"{p.stride[0]},{p.stride[1]}, dilation {p.dilation[0]},{p.dilation[1]})"
+    )
+
+
 def _tile_config(tile: Tile) -> Config:
     return {
         "tile_p": tile.p,
@@ -404,6 +407,11 @@ def _phases(p: ConvProblem) -> tuple[Phase, ...]:
     return tuple(phases(p))
 
 
+def _in_strides(p: ConvProblem) -> tuple[int, int]:
+    """Input pixels from one output pixel to the next; those of a phase are neighbours."""
+    return (1, 1) if p.transposed else p.stride
+
+
 def _area(p: ConvProblem, phase: Phase, tile: Tile) -> Area:
     if not tile.rows_of_eight:
         return _rows_that_follow(phase, tile, _width(p, tile.p))
@@ -451,7 +459,11 @@ def _width(p: ConvProblem, positions: int) -> int:
     cuts = range(ceil_div(width, positions), ceil_div(width, 8) + 1)
     widths = {ceil_div(width, cut) for cut in cuts[:MOST_CUTS]}
     # Pairs of pixels are stored together.
-    return min({w + w % 2 if width % 2 == 0 else w for w in widths}, key=seconds)
+    widths = {w + w % 2 if width % 2 == 0 else w for w in widths}
+    if not _gathered(p):
+        boxed = {w for w in widths if _fits_box(_rows_that_follow(phase, tile, w), phase)}
+        widths = boxed or widths
+    return min(widths, key=seconds)
 
 
 def _tile_seconds(products: float, copied: float, stored: float) -> float:
@@ -492,7 +504,7 @@ def _staging(p: ConvProblem, phase: Phase, tile: Tile, facts: Facts) -> Staging 
     box_pixels = area.sorted_h * area.pitch
     if _gathered(p):
         halo_bytes = 2 * pixel_bytes * area.pixels
-    elif not _fits_box(area, phase):
+    elif pixel_bytes > ROW_BYTES or not _fits_box(area, phase):
         return None
     else:
         box_pixels = align(box_pixels, BOX_ALIGNMENT // pixel_bytes)
@@ -542,7 +554,7 @@ def _staging(p: ConvProblem, phase: Phase, tile: Tile, facts: Facts) -> Staging 
 def _fits_box(area: Area, phase: Phase) -> bool:
     """Whether the copy engine brings the pixels of a pair of remainders at once."""
     return all(
-        axis.in_stride <= MOST_STRIDE and (count - 1) * axis.in_stride < MOST_BOX
+        (count - 1) * axis.in_stride < MOST_BOX
         for axis, count in ((phase.h, area.sorted_h), (phase.w, area.pitch))
     )
 

@@ -91,8 +91,6 @@ MOST_CLUSTER = 8
 MOST_PADDED = 1.5
 """Channels of a tap with what fills its last step, over those that there are; beyond it threads
 gather steps that may go over several taps."""
-LEAST_USED = 0.8
-"""Of the places for blocks, where each keeps the weight of some filters."""
 MOST_WASTE = 2.0
 """Tiles that compute that many times what the best one does are left out."""
 
@@ -414,15 +412,16 @@ def _kinds(p: ConvProblem, tile: Tile, gather: SharedGather) -> int:
 
 def _resident(p: ConvProblem, tile: Tile, gather: SharedGather, facts: Facts) -> bool:
     """Whether the filters of all steps of a sum have room beside the slots, and serve several tiles
-    of a block."""
+    of a block; those that they leave without a block must not take a round of their own."""
     kinds, blocks = _kinds(p, tile, gather), facts.cores * tile.blocks
+    tiles = gather.phases * phase_tiles(p, gather.phase, tile)
     steps = ceil_div(gather.phase.taps * _channels(p, facts.limits), ROW_BYTES // p.itemsize)
     return (
         steps > 0
         and p.groups == 1
         and (_im2col(p, facts.limits) or _packed(p, facts.limits))
-        and blocks // kinds * kinds >= LEAST_USED * blocks
-        and gather.phases * phase_tiles(p, gather.phase, tile) > blocks
+        and tiles > blocks >= kinds
+        and ceil_div(tiles, blocks // kinds * kinds) == ceil_div(tiles, blocks)
         and _shared_bytes(tile, p, split=False, resident=steps)
         <= (facts.limits.max_workgroup_storage + SHARED_OF_CORE) // tile.blocks - SHARED_OF_CORE
     )

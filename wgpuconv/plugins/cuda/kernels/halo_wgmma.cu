@@ -19,11 +19,11 @@
 //
 // A block stays on its multiprocessor and goes from tile to tile. One thread sends for the weight,
 // step by step of STEP_PRODUCTS products, or the whole of it once (RESIDENT), and one for the
-// halos; other warps multiply. They meet at barriers in shared memory only: each buffer has one that says that
-// it is full and one that says that it is free. With several TEAMS, one's products run while another
-// stores its sums. Either each has tiles of its own, which needs a resident weight. Or they share
-// the pixels of a tile, with filters of their own, and take turns: a chunk of channels is first
-// multiplied by the first team, then by the next, while the first goes on to its next chunk.
+// halos; the teams multiply. They meet at barriers in shared memory only: each buffer has one that
+// says that it is full and one that says that it is free. With several TEAMS, one's products run
+// while another stores its sums. Either each has tiles of its own, which needs a resident weight. Or
+// they share the pixels of a tile, with filters of their own, and take turns: a chunk of channels is
+// first multiplied by the first team, then by the next, while the first goes on to its next chunk.
 //
 // An input of few channels is read as it lies, element by element (GATHERED), by three warps, and
 // one product takes two taps: a halo is a plane of 16 bytes a pixel. A second plane holds zeros, for
@@ -44,7 +44,7 @@ constexpr int STAGES = 9;
 constexpr bool RESIDENT = true;   // all steps of a tile have their own stage
 constexpr int STEPS = 9;          // of TILE_K channels
 constexpr int STEP_PRODUCTS = 4;  // of 32 bytes of k each
-constexpr int HALO_PIXELS = 300;  // and what fills each box of the copy engine
+constexpr int HALO_PIXELS = 300;  // with what fills each box to 128 bytes
 constexpr bool PACKED = true;  // else the weight comes as it lies, through `packed_map`
 constexpr int GATHERED = 0;  // channels of a group that are read one by one; 0: through `x_map`
 constexpr bool CHANNELS_LAST = true;  // the output's order
@@ -54,6 +54,7 @@ constexpr bool RESIDUAL = false;  // else `residual` is not read
 constexpr int THREADS = 384;
 constexpr int SHARED_BYTES = 171376;
 
+// Those that the kernel does not read are in its tensor maps.
 struct Params {
   int tiles;
   int blocks;
@@ -245,7 +246,7 @@ __device__ inline int word_of(int row, int column) { return row << ROW_BITS | co
 __device__ inline int row_of(int word) { return word >> ROW_BITS; }
 __device__ inline int column_of(int word) { return word & ((1 << ROW_BITS) - 1); }
 
-// Of the halo's pixels, relative to the first one.
+// Of the pixels of a halo that is gathered, relative to the first one.
 __device__ inline int halo_place(int pixel, const Params& params) {
   const int column = pixel % params.pitch;
   pixel /= params.pitch;

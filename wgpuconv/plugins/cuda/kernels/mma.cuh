@@ -26,9 +26,9 @@ __device__ inline unsigned long long matrix(unsigned at, unsigned next_k, unsign
   return field(at) | field(next_k) << 16 | field(next_rows) << 32;
 }
 
-// The same for rows of 128 bytes one after the other, whose chunks are permuted as swizzled<8>
-// does it; the first row lies at a multiple of 1024, and `at` is as many bytes further as k has
-// advanced.
+// The same for rows of 128 bytes one after the other, whose chunks are permuted by their address, as
+// swizzled<8> does it for a first row at a multiple of 1024; `at` is as many bytes further as k has
+// advanced. (Bit 62 is that of permutation(8) in wgmma.cuh.)
 __device__ inline unsigned long long swizzled_matrix(unsigned at) {
   return matrix(at, 16, 1024) | 1ull << 62;
 }
