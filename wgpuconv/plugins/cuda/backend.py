@@ -530,7 +530,7 @@ def _steps(compiled: CompiledPlan, buffers: Buffers) -> list[Step]:
     return compiled.steps if "prepared" in buffers else compiled.everything
 
 
-_LANES = {(7, 5): 64, (8, 0): 64}
+_LANES = {(7, 0): 64, (7, 2): 64, (7, 5): 64, (8, 0): 64}
 """f32 lanes of a multiprocessor, by compute capability; 128 elsewhere."""
 _MATRIX = {(7, 5): 512, (8, 0): 1024, (8, 6): 512, (8, 7): 1024, (8, 9): 512, (9, 0): 1280}
 """f16 multiply-adds that mma.sync does in a cycle of a multiprocessor (guesses for planning)."""

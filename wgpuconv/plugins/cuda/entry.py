@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from ...device import DeviceInfo
 from ...errors import MissingExtraError, NoAdapterError, counted
+from .facts import TURING, VOLTA
 
 if TYPE_CHECKING:
     from .backend import CudaBackend
 
-LEAST_CAPABILITY = (7, 5)
 LEAST_CUPY = 14
 """The first major version whose streams take another library's (``Stream.from_external``)."""
 
@@ -75,14 +75,21 @@ def name(api: Any, ordinal: int) -> str:
 
 
 def unusable(api: Any, ordinal: int) -> str | None:
-    """Why that device cannot be used; None where it can."""
-    found = capability(api, ordinal)
-    if found < LEAST_CAPABILITY:
-        return (
-            f"needs compute capability {LEAST_CAPABILITY[0]}.{LEAST_CAPABILITY[1]} or more, "
-            f"got {found[0]}.{found[1]}"
-        )
-    return None
+    """Why that device cannot be used; None where it can.
+
+    The compiler of CUDA 13 does not know Volta any more; that of CUDA 12 does.
+    """
+    major, minor = capability(api, ordinal)
+    if (major, minor) >= TURING:
+        return None
+    if (major, minor) < VOLTA:
+        return f"needs compute capability 7.0 or more, got {major}.{minor}"
+    if api.cuda.runtime.runtimeGetVersion() < 13000:
+        return None
+    return (
+        f"has compute capability {major}.{minor}, which needs cupy for CUDA 12; instead of the one "
+        f"installed, which is for CUDA 13: pip install 'cupy-cuda12x>={LEAST_CUPY}'"
+    )
 
 
 def devices() -> list[DeviceInfo]:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from ...facts import Facts
 
+VOLTA = (7, 0)
+TURING = (7, 5)
 AMPERE = (8, 0)
 HOPPER = (9, 0)
 

@@ -18,7 +18,7 @@ from .base import CudaAlgorithm, output_bindings
 from .gather import output_params
 from .halo_mma import first_offset, span
 from .lowering import Lowering, caller_input
-from .mma import SHARED_OF_CORE, out_vector, refuse_float32, refuse_turing
+from .mma import SHARED_OF_CORE, out_vector, refuse_capability, refuse_float32
 
 WARPS = 4
 """Of a block; they share nothing but their start."""
@@ -51,7 +51,7 @@ class DirectMma(CudaAlgorithm):
 
     def refuse(self, problem: ConvProblem, facts: Facts) -> str | None:
         p = problem
-        reason = refuse_float32(p) or refuse_turing(p, facts) or refuse_phases(p)
+        reason = refuse_float32(p) or refuse_capability(p, facts) or refuse_phases(p)
         if reason is not None:
             return reason
         if min(phase.taps for phase in phases(p)) == 0:

@@ -24,7 +24,7 @@ from .mma import (
     out_vector,
     overheads,
     pack,
-    refuse_turing,
+    refuse_capability,
     source,
     tile_config,
     tile_of,
@@ -77,7 +77,7 @@ class HaloMma(CudaAlgorithm):
         p = problem
         if p.itemsize != 2:
             return f"multiplies f16 and bf16 on tensor cores, got {p.dtype}"
-        reason = refuse_turing(p, facts) or refuse_one_tap(p) or refuse_phases(p)
+        reason = refuse_capability(p, facts) or refuse_one_tap(p) or refuse_phases(p)
         if reason is not None:
             return reason
         if not self.configs(p, facts):

@@ -20,8 +20,8 @@ from .mma import (
     out_vector,
     overheads,
     pack,
+    refuse_capability,
     refuse_float32,
-    refuse_turing,
     source,
     tap_copies,
     tile_config,
@@ -61,7 +61,9 @@ class ImplicitGemmMma(CudaAlgorithm):
     shaders = ("implicit_gemm_mma", "pack_filters", "to_channels_last", "reduce_splits")
 
     def refuse(self, problem: ConvProblem, facts: Facts) -> str | None:
-        return refuse_float32(problem) or refuse_turing(problem, facts) or refuse_gather(problem)
+        return (
+            refuse_float32(problem) or refuse_capability(problem, facts) or refuse_gather(problem)
+        )
 
     def configs(self, problem: ConvProblem, facts: Facts) -> list[Config]:
         p = problem

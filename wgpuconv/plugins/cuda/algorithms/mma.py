@@ -11,7 +11,7 @@ from ....algorithms.phases import NEVER, Phase, phases
 from ....facts import Facts, Limits
 from ....plan import Config, Pass, Region, Shader, align, ceil_div, grid_1d
 from ....problem import ConvProblem
-from ..facts import AMPERE, HOPPER, cuda_facts
+from ..facts import AMPERE, HOPPER, TURING, cuda_facts
 from .lowering import Lowering, Source, caller_input, partial_bytes
 
 PACKED_ALONG_K = (8, 512)
@@ -118,9 +118,12 @@ def refuse_wgmma(facts: Facts) -> str | None:
     return None
 
 
-def refuse_turing(problem: ConvProblem, facts: Facts) -> str | None:
-    """Why the tensor cores lack the problem's arithmetic: Turing's multiply f16 alone."""
+def refuse_capability(problem: ConvProblem, facts: Facts) -> str | None:
+    """Why the tensor cores lack the problem's arithmetic: Turing's multiply f16 alone, Volta's take
+    other instructions."""
     major, minor = cuda_facts(facts).capability
+    if (major, minor) < TURING:
+        return f"needs the tensor cores of compute capability 7.5 or more, got {major}.{minor}"
     if problem.arithmetic == "f16" or (major, minor) >= AMPERE:
         return None
     return f"multiplies {problem.arithmetic} from compute capability 8.0 on, got {major}.{minor}"

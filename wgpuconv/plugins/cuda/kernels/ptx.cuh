@@ -234,6 +234,9 @@ __device__ inline void wait_copies() {
 }
 
 // ---- tensor cores ----
+//
+// Those of compute capability 7.5 and later. Before, these functions do nothing, and no algorithm uses
+// them.
 
 // What tensor cores multiply: halves and bfloats as they are, floats rounded to TF32, to nearest.
 // (They would cut off what TF32 does not hold, which errs twice as much.)
@@ -253,9 +256,11 @@ __device__ inline float as_operand(float v) {
 // Four 8x8 matrices of halves; lane i gives the address of row i % 8 of matrix i / 8, and gets
 // two neighbouring elements of row i / 4 of each.
 __device__ inline void load_matrices(unsigned (&to)[4], unsigned from) {
+#if __CUDA_ARCH__ >= 750
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
                : "r"(from));
+#endif
 }
 
 // acc[16 x 8] += a[16 x K] * b[K x 8], elements of T in, floats out; K of them take 32 bytes, so
@@ -272,7 +277,7 @@ __device__ inline void multiply_add<Half>(float (&acc)[4], const unsigned (&a)[4
       "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
       : "+f"(acc[0]), "+f"(acc[1]), "+f"(acc[2]), "+f"(acc[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-#else
+#elif __CUDA_ARCH__ >= 750
   // Turing multiplies 16 x 8 by 8 x 8.
   asm volatile(
       "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 "
