@@ -1130,6 +1130,8 @@ WEIGHT_LAST = [
             ),
             ((192, 128, 2, 1, 1), "conv2d f16 n3 c128 h9 w11 k170 r3 s3 pad1 groups2 nhwc bias"),
             ((128, 64, 3, 3, 3), "conv2d bf16 n3 c64 h9 w9 k72 r2 s2 bias residual act:relu"),
+            # once: they stay
+            ((128, 64, 2, 1, 1), "conv2d f16 n3 c96 h13 w13 k60 r1 s1 nhwc bias"),
             # packed
             ((128, 64, 3, 1, 1), "conv2d f16 n3 c40 h14 w9 k70 r3 s3 pad1 nhwc bias residual"),
             (
@@ -1267,7 +1269,6 @@ def test_plain_kernels_on_the_cpu(emulator: Emulator, name: str, layout: str) ->
             "| permutation(PIXEL_CHUNKS);\n  const unsigned weights",
             ";\n  const unsigned weights",
         ),
-        ("implicit_gemm_wgmma", "wait_barrier(resident_barrier(shared), 0);", ""),
         ("halo_wgmma", "wait_barrier(block.halo_free(buffer), turn.round ^ 1);", ""),
         ("halo_wgmma", "stage.skip(turn * STEPS);", ""),
         ("halo_wgmma", "wait_barrier(block.stage_full(after.buffer), after.round ^ 1);", ""),
@@ -1308,6 +1309,14 @@ def test_the_emulator_notices_what_is_missing(
         ("implicit_gemm_wgmma", "dil2,1 nhwc wlast", "      tap++;\n", ""),
         ("implicit_gemm_wgmma", "dil2,1 nhwc wlast", "tap = work.first_step % taps;", "tap = 0;"),
         ("direct_mma", "pad3 nhwc bias wlast", "(WEIGHT_LAST ? tap * C + c :", "(false ? 0 :"),
+        # filters that stay
+        ("implicit_gemm_wgmma", "c96 h13", "wait_barrier(resident_barrier(shared), 0);", ""),
+        (
+            "implicit_gemm_wgmma",
+            "c96 h13",
+            "RESIDENT_AT + step * B_BYTES, full",
+            "RESIDENT_AT, full",
+        ),
         # boxes of a halo, and the filters beside them
         ("halo_wgmma", "c80 h9", "to += HALO_BYTES / boxes;", ""),
         ("halo_wgmma", "c80 h9", "first_w + w, first_h", "first_w, first_h"),
