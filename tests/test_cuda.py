@@ -1410,7 +1410,7 @@ def test_teams_that_share_a_tile_copy_its_halos_ahead(channels: int, resident: b
         ("conv2d f32 n4 c128 h28 w28 k128 r3 s3 pad1 nhwc wlast tf32", 32, False),
         ("conv2d f16 n4 c128 h28 w28 k128 r3 s3 pad1 nhwc", 64, True),
         ("conv2d f16 n4 c128 h28 w28 k128 r3 s3 pad1 nhwc wlast", 32, True),  # half rows
-        ("conv2d f16 n64 c128 h56 w56 k128 r3 s3 pad1 nhwc wlast", 64, True),  # many tiles
+        ("conv2d f16 n64 c128 h56 w56 k128 r3 s3 pad1 nhwc wlast", 64, False),  # many tiles
         ("conv2d f16 n4 c36 h28 w28 k128 r3 s3 pad1 nhwc wlast", 64, True),  # no whole copies
         ("conv_transpose2d f16 n4 c128 h28 w28 k128 r3 s3 pad1 nhwc wlast", 64, True),
     ],

@@ -45,13 +45,11 @@ CHUNKS = (128, 64, 32)
 """Bytes of channels that are staged at once: those that the copy engine permutes."""
 BOX_ALIGNMENT = 128
 """Of what a tensor map's copy brings to shared memory."""
-MOST_PRODUCTS = 8
-"""Of one step."""
+MOST_PRODUCTS = 12
+"""Of one step, after each of which products are waited for."""
 MOST_STAGES = 4
 """Steps whose weight is on its way, where the whole weight does not fit; teams that share a tile
 need one more than a turn has."""
-FEW_ROUNDS = 3
-"""Tiles of a multiprocessor for which a weight in channels_last is not worth packing."""
 MOST_WASTE = 1.2
 """Tiles that compute that many times what the best one does are left out."""
 LEAST_USED = 0.8
@@ -180,7 +178,7 @@ class HaloWgmma(CudaAlgorithm):
             if staging is None:
                 raise AlgorithmRefusedError(f"a tile of {tile.p} pixels {_too_large(p, facts)}")
             order, words = _words(p, phase, tile, staging)
-            if _packed(p, tile, facts):
+            if _packed(p, tile):
                 step = Step(tile.team_m, staging.products * 32 // p.itemsize)
                 offsets = _offsets(p, phase, tile, staging, order)
                 packed = pack(lowering, step, staging.chunks * staging.steps, offsets, cores=True)
@@ -218,7 +216,7 @@ class HaloWgmma(CudaAlgorithm):
             STEPS=staging.steps,
             STEP_PRODUCTS=staging.products,
             HALO_PIXELS=staging.halo_pixels,
-            PACKED=_packed(p, tile, lowering.facts),
+            PACKED=_packed(p, tile),
             GATHERED=p.c_group if _gathered(p) else 0,
             CHANNELS_LAST=p.layout == "NHWC",
             OUT_VECTOR=_out_vector(p, tile, area),
@@ -287,7 +285,7 @@ class HaloWgmma(CudaAlgorithm):
                 longest = max(alone, copied + (stored if tile.teams == 1 else 0.0))
             each = ceil_div(tiles, _blocks(p, tile, staging, tiles, facts))
             seconds += each * longest + (3 * facts.latency if _gathered(p) else 0.0)
-        packed = _packed(p, tile, facts)
+        packed = _packed(p, tile)
         memory, launches = overheads(p, facts, _source(p, facts), packed=packed)
         # Neither hides the other one quite.
         hidden = 0.8 if _gathered(p) else 0.6
@@ -331,19 +329,14 @@ def _gathered(p: ConvProblem) -> bool:
     return p.c_group <= _vector(p)
 
 
-def _packed(p: ConvProblem, tile: Tile, facts: Facts) -> bool:
+def _packed(p: ConvProblem, tile: Tile) -> bool:
     """Whether the weight is packed first.
 
-    Channels of a tap that lie side by side need not be, but are copied less fast, and in steps of
-    whole taps: that pays for tiles whose copies are whole rows, and for few of them.
+    Channels of a tap that lie side by side need not be. But then steps are of whole taps, which
+    pays where these are whole rows.
     """
     as_it_lies = p.weight_last and not p.transposed and p.c_group % _vector(p) == 0
-    return (
-        _gathered(p)
-        or not as_it_lies
-        or tile.k * p.itemsize != ROW_BYTES
-        or _tiles(p, tile) > FEW_ROUNDS * facts.cores
-    )
+    return _gathered(p) or not as_it_lies or tile.k * p.itemsize != ROW_BYTES
 
 
 def _source(p: ConvProblem, facts: Facts) -> Source:
@@ -515,7 +508,7 @@ def _staging(p: ConvProblem, phase: Phase, tile: Tile, facts: Facts) -> Staging 
         step = min(products, MOST_PRODUCTS)
         step = ceil_div(products, ceil_div(products, step))
     else:
-        whole = 1 if _packed(p, tile, facts) else pixel_bytes // 32  # a tap's
+        whole = 1 if _packed(p, tile) else pixel_bytes // 32  # a tap's
         step = max(n for n in range(whole, MOST_PRODUCTS + 1, whole) if products % n == 0)
     steps = ceil_div(products, step)
     stage_bytes = 32 * step * tile.team_m
