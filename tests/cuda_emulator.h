@@ -27,6 +27,7 @@
 #define __grid_constant__
 #define __shared__ static
 #define __align__(n) __attribute__((aligned(n)))
+#define __expf expf
 
 struct int2 {
   int x, y;
@@ -47,6 +48,7 @@ static inline unsigned __float_as_uint(float v) {
   std::memcpy(&bits, &v, 4);
   return bits;
 }
+static inline float __fdividef(float a, float b) { return a / b; }
 static constexpr float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 struct uint2 {
   unsigned x, y;
