@@ -108,6 +108,8 @@ struct Fiber {
   std::unique_ptr<char[]> stack{new char[STACK_BYTES]};
   std::deque<std::vector<Copy>> groups;  // of copies on their way
   std::vector<Copy> group;
+  std::deque<std::vector<Copy>> stores;  // on their way out: their `from` is where they go
+  std::vector<Copy> store;
   bool done = false;
   bool waited = false;  // for the kernel before
   // What the thread waits for: that the word, as far as the mask goes, is no longer this value.
@@ -300,6 +302,8 @@ inline void start(Fiber& fiber) {
   fiber.word = nullptr;
   fiber.groups.clear();
   fiber.group.clear();
+  fiber.stores.clear();
+  fiber.store.clear();
   fiber.product_groups.clear();
   fiber.products.clear();
   getcontext(&fiber.context);
@@ -339,8 +343,8 @@ inline void run_threads(Fiber* first, long round) {
       if (!fiber.waited) {
         fail("the thread ended and has not waited for the kernel before");
       }
-      if (!fiber.groups.empty() || !fiber.group.empty() || !fiber.product_groups.empty() ||
-          !fiber.products.empty()) {
+      if (!fiber.groups.empty() || !fiber.group.empty() || !fiber.stores.empty() ||
+          !fiber.store.empty() || !fiber.product_groups.empty() || !fiber.products.empty()) {
         fail("copies or products were still on their way when the thread ended");
       }
     }
@@ -479,6 +483,21 @@ void store_pair(T* to, float first, float second) {
   }
   to[0] = from_float<T>(first);
   to[1] = from_float<T>(second);
+}
+
+inline float from_lane(float v, int lane) {
+  auto& deposit = emulator::self().deposit;
+  deposit[0] = &v;
+  deposit[1] = &lane;
+  float found;
+  deposit[2] = &found;
+  emulator::meet_warp([](emulator::Fiber* lanes) {
+    for (int i = 0; i < 32; i++) {
+      const int from = *static_cast<int*>(lanes[i].deposit[1]);
+      *static_cast<float*>(lanes[i].deposit[2]) = *static_cast<float*>(lanes[from].deposit[0]);
+    }
+  });
+  return found;
 }
 
 inline unsigned char* shared_memory() { return emulator::block->shared.data(); }
@@ -874,6 +893,43 @@ inline void copy_box(unsigned to, const TensorMap& map, int c, int group, int w,
     emulator::copy_row(arrival.copies, to + i * row_bytes, map, c, place);
   }
   emulator::begin_arrival(std::move(arrival));
+}
+
+inline void store_box(const TensorMap& map, unsigned from, int m, int group, int pixel) {
+  const int row_bytes = map.box[0] * map.bytes;
+  emulator::check_target(from, map.box[2] * row_bytes, 128);
+  for (int i = 0; i < map.box[2]; i++) {
+    const long long offset = group * map.strides[0] + (pixel + i) * map.strides[1];
+    for (int chunk = 0; chunk < row_bytes / 16; chunk++) {
+      const int element = m + chunk * 16 / map.bytes;
+      const char* to = map.array + offset + element * map.bytes;
+      if (group < map.sizes[1] && pixel + i < map.sizes[2] && element < map.sizes[0]) {
+        emulator::check_source(to, 16, 16);
+        const unsigned at = from + i * row_bytes + chunk * 16;
+        emulator::self().store.push_back({at ^ (at >> 7 & (row_bytes / 16 - 1)) << 4, to, 16, true});
+      }
+    }
+  }
+}
+
+template <int PENDING>
+void wait_stores() {
+  auto& stores = emulator::self().stores;
+  while (stores.size() > PENDING) {
+    for (const auto& copy : stores.front()) {
+      std::memcpy(const_cast<void*>(copy.from), &emulator::block->shared[copy.to], copy.bytes);
+    }
+    stores.pop_front();
+  }
+}
+
+inline void commit_stores() {
+  auto& fiber = emulator::self();
+  fiber.stores.push_back(std::move(fiber.store));
+  fiber.store.clear();
+  if (emulator::eager) {
+    wait_stores<0>();
+  }
 }
 
 inline void copy_columns(unsigned to, const TensorMap& map, int c, int w, int h, int n, int tap_w,

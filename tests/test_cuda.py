@@ -1012,6 +1012,24 @@ EMULATED: list[tuple[str, str, Config]] = (
             (192, 64, 2, 2, 2, "conv2d f16 n3 c256 h7 w9 k70 r1 s1 groups2 nhwc bias residual"),
             (192, 96, 2, 1, 1, "conv2d f32 n3 c30 h9 w11 k100 r3 s3 pad1 bias tf32"),
             (128, 64, 2, 1, 1, "conv2d f32 n2 c32 h9 w11 k70 r3 s3 stride2 pad2 nhwc act:relu"),
+            # the copy engine brings the output to memory: slices past the last pixel and filter, of
+            # groups, of half a line, one to four of a tile; what is added to them
+            (256, 128, 2, 1, 1, "conv2d f16 n4 c64 h19 w11 k136 r1 s1 nhwc residual act:relu"),
+            (128, 128, 2, 1, 1, "conv2d f16 n4 c64 h19 w11 k136 r1 s1 nhwc bias"),
+            (128, 64, 2, 1, 1, "conv2d f16 n3 c72 h19 w13 k144 r1 s1 groups2 nhwc bias residual"),
+            (128, 64, 2, 1, 1, "conv2d f32 n2 c64 h11 w13 k72 r3 s3 pad1 nhwc bias residual"),
+            (192, 64, 2, 1, 1, "conv2d f32 n3 c40 h19 w11 k68 r1 s1 nhwc residual tf32"),
+            (128, 96, 3, 1, 1, "conv2d bf16 n3 c40 h13 w11 k200 r1 s1 nhwc bias act:silu"),
+            (128, 64, 3, 1, 1, "conv_transpose2d bf16 n3 c64 h9 w11 k72 r3 s3 nhwc bias residual"),
+            # rows of pixels that follow each other, but two apart
+            (
+                128,
+                64,
+                3,
+                1,
+                1,
+                "conv_transpose2d f16 n1 c64 h9 w8 k72 r3 s3 stride1,2 outpad0,1 nhwc bias",
+            ),
             # splits in a cluster, which adds them up
             (128, 64, 3, 3, 3, "conv2d bf16 n3 c64 h9 w9 k72 r2 s2 nhwc bias residual act:relu"),
             (128, 64, 3, 2, 2, "conv_transpose2d f32 n3 c32 h8 w6 k9 r3 s3 stride2 residual tf32"),
@@ -1317,6 +1335,27 @@ def test_the_emulator_notices_what_is_missing(
             "RESIDENT_AT + step * B_BYTES, full",
             "RESIDENT_AT, full",
         ),
+        # slices of the output, and what is added to them
+        *(
+            ("implicit_gemm_wgmma", examples, right, broken)
+            for examples, right, broken in [
+                ("k136 r1 s1 nhwc bias", "          wait_stores<1>();\n", ""),
+                ("k136 r1 s1 nhwc bias", "Warpgroup::sync();  // the slice that lay here", "//"),
+                ("k136 r1 s1 nhwc bias", "Warpgroup::sync();  // the slice is complete", "//"),
+                ("k136 r1 s1 nhwc bias", "(i * 8 + lane / 4) * 8", "lane / 4 * 8"),
+                ("k136 r1 s1 nhwc bias", "threadIdx.x / GROUP * ROWS * 64", "0"),
+                ("k136 r1 s1 nhwc bias", "    wait_stores<0>();\n    }\n  }\n};", "}}};"),
+                ("k136 r1 s1 nhwc res", "wait_barrier(barriers + 8 * place, (count", "((count"),
+                (
+                    "k136 r1 s1 nhwc res",
+                    "wait_stores<0>();\n          load_residual",
+                    "load_residual",
+                ),
+                ("k136 r1 s1 nhwc res", "wait_stores<SLICES == 1 ? 1 : 0>();", ""),
+                ("c72 h19 w13", "count += SLICES;", ""),
+                ("c72 h19 w13", "  group = work.group;", "  group = 0;"),
+            ]
+        ),
         # boxes of a halo, and the filters beside them
         ("halo_wgmma", "c80 h9", "to += HALO_BYTES / boxes;", ""),
         ("halo_wgmma", "c80 h9", "first_w + w, first_h", "first_w, first_h"),
@@ -1422,6 +1461,52 @@ def test_weights_that_a_halo_needs_not_packed(text: str, k: int, packed: bool) -
     plan = algorithm.lower(problem, config, HOPPER, HOPPER.workspace_limit)
     assert bool(plan.prepare) == bool(plan.prepared) == packed
     assert dict(plan.passes[-1].shader.constants)["PACKED"] is packed
+
+
+@pytest.mark.parametrize(
+    ("window", "k", "last", "products"),
+    [
+        ("r3 s3", 64, True, 12),  # three taps
+        ("r3 s3", 64, False, 12),
+        ("r2 s2", 64, True, 8),
+        ("r5 s5", 64, True, 4),
+        ("r5 s5", 64, False, 10),
+        ("r3 s3", 16, True, 9),
+    ],
+)
+def test_the_steps_of_a_halo_are_long(window: str, k: int, last: bool, products: int) -> None:
+    """After each of them products are waited for; those of a weight as it lies are whole taps."""
+    algorithm = next(a for a in ALGORITHMS if a.name == "halo_wgmma")
+    problem = ConvProblem.parse(f"conv2d f16 n4 c128 h28 w28 k128 {window} nhwc")
+    config = halo_config(128, 128, True, 64, k, 1)
+    plan = algorithm.lower(problem.with_(weight_last=last), config, HOPPER, HOPPER.workspace_limit)
+    assert dict(plan.passes[-1].shader.constants)["STEP_PRODUCTS"] == products
+
+
+@pytest.mark.parametrize(
+    ("text", "bulk"),
+    [
+        ("conv2d f16 n16 c256 h28 w28 k64 r1 s1 nhwc", True),
+        ("conv2d f32 n16 c256 h28 w28 k60 r3 s3 pad1 nhwc", True),
+        ("conv2d f16 n16 c256 h28 w28 k144 r3 s3 stride2 groups2 nhwc residual", True),
+        ("conv_transpose2d f16 n16 c256 h28 w28 k64 r3 s3 nhwc", True),
+        ("conv_transpose2d f16 n16 c256 h28 w28 k64 r2 s2 stride2 nhwc", False),  # pixels apart
+        ("conv_transpose2d f16 n16 c256 h28 w28 k64 r3 s3 stride1,2 outpad0,1 nhwc", False),
+        ("conv2d f16 n16 c256 h28 w28 k60 r1 s1 nhwc", False),  # no whole copies
+        ("conv2d f16 n16 c256 h28 w28 k136 r1 s1 groups2 nhwc", False),  # nor of a group
+        ("conv2d f16 n16 c256 h28 w28 k64 r1 s1", False),
+    ],
+)
+def test_the_copy_engine_brings_outputs_to_memory(text: str, bulk: bool) -> None:
+    """Where its maps can describe them; they need no divisions and nobody waits for stores."""
+    problem = ConvProblem.parse(text)
+    for splits, cluster in ((1, 1), (2, 1), (2, 2)):
+        config = wgmma_config(128, 64, 3, splits, cluster)
+        plan = WGMMA.lower(problem, config, HOPPER, HOPPER.workspace_limit)
+        kernel = next(step for step in plan.passes if step.shader.file == WGMMA.name)
+        assert dict(kernel.shader.constants)["BULK_OUT"] is (bulk and splits == 1)
+        assert ("y" in tensor_maps(kernel)) is (bulk and splits == 1)
+        assert ("residual" in tensor_maps(kernel)) is (problem.residual and splits == 1)
 
 
 @pytest.mark.parametrize(

@@ -59,15 +59,25 @@ def tensor_maps(step: Pass) -> dict[str, TensorMap]:
     describe = _DESCRIBED.get(step.shader.file)
     if describe is None:
         return {}
-    named = (*step.params, *step.shader.constants)
+    named = (*step.params, *step.shader.constants, ("RESIDUAL", step.shader.residual))
     return describe(step.shader.dtype, {name: v for name, v in named if isinstance(v, int)})
 
 
 def _of_implicit_gemm(dtype: str, v: dict[str, int]) -> dict[str, TensorMap]:
-    if not v["IM2COL"]:
-        return {}
     itemsize = _itemsize(dtype)
     row = ROW_BYTES // itemsize
+    maps = {}
+    if v["BULK_OUT"]:
+        maps["y"] = TensorMap(
+            dtype,
+            (v["m"], v["groups"], v["pixels"]),
+            (v["y_g"] * itemsize, v["y_w"] * itemsize),
+            (v["STORED_M"], 1, 64),
+        )
+        if v["RESIDUAL"]:
+            maps["residual"] = maps["y"]
+    if not v["IM2COL"]:
+        return maps
     if dtype == "f32" and not v["WHOLE"]:
         dtype = "tf32"
     taps = {"w": v["tap_columns"], "h": v["tap_rows"]}
@@ -77,17 +87,15 @@ def _of_implicit_gemm(dtype: str, v: dict[str, int]) -> dict[str, TensorMap]:
         low + (n - 1) * v[f"in_stride_{a}"] for low, n, a in zip(lower, counts, "wh", strict=True)
     )
     images = v["pixels"] // v["q_hw"]
-    maps = {
-        "x": TensorMap(
-            dtype,
-            (v["groups"] * v["channels"], v["in_w"], v["in_h"], images),
-            (v["x_w"] * itemsize, v["x_h"] * itemsize, v["x_n"] * itemsize),
-            (row, v["TILE_P"]),
-            (1, v["in_stride_w"], v["in_stride_h"], 1),
-            lower,
-            tuple(end - (v[f"in_{a}"] - 1) for end, a in zip(ends, "wh", strict=True)),
-        )
-    }
+    maps["x"] = TensorMap(
+        dtype,
+        (v["groups"] * v["channels"], v["in_w"], v["in_h"], images),
+        (v["x_w"] * itemsize, v["x_h"] * itemsize, v["x_n"] * itemsize),
+        (row, v["TILE_P"]),
+        (1, v["in_stride_w"], v["in_stride_h"], 1),
+        lower,
+        tuple(end - (v[f"in_{a}"] - 1) for end, a in zip(ends, "wh", strict=True)),
+    )
     if not v["PACKED"]:
         maps["packed"] = _of_weight(dtype, v, taps["h"] * taps["w"], row)
     return maps

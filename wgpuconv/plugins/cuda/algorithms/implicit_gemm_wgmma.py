@@ -73,6 +73,7 @@ TILES = (
     Tile(128, 64, 6, 1),
     Tile(256, 64, 4, 1),
     Tile(128, 64, 3, 2),
+    Tile(128, 64, 2, 2),
     # that fill the last round of blocks better
     Tile(192, 128, 4, 1),
     Tile(192, 64, 5, 1),
@@ -111,7 +112,8 @@ class ImplicitGemmWgmma(CudaAlgorithm):
             t
             for t in (WHOLE_TILES if _whole(p) else TILES)
             if t.m < 2 * max(p.k_group, 64)
-            and _shared_bytes(t, p, split=False) <= facts.limits.max_workgroup_storage
+            and _shared_bytes(t, p, facts.limits, bulk_out=False, split=False)
+            <= facts.limits.max_workgroup_storage
         ]
         computed = {t: count_tiles(p, t) * t.p * t.m for t in tiles}
         configs: list[Config] = []
@@ -181,6 +183,7 @@ class ImplicitGemmWgmma(CudaAlgorithm):
         tile, splits, cluster = _tile_of(config), int(config["splits"]), int(config["cluster"])
         tiles = gather.phases * phase_tiles(p, gather.phase, tile) * splits
         im2col = _im2col(p, facts.limits)
+        bulk_out = splits == 1 and _bulk_out(p, tile, gather, facts.limits)
         stays = steps if splits == 1 and _resident(p, tile, gather, facts) else 0
         blocks = min(tiles, facts.cores * tile.blocks)
         if stays:  # each has the same filters always
@@ -201,10 +204,14 @@ class ImplicitGemmWgmma(CudaAlgorithm):
             CACHED=not im2col and _cached(p, tiles, facts),
             CHANNELS_LAST=p.layout == "NHWC",
             OUT_VECTOR=out_vector(p),
+            STORED_M=_stored_columns(tile, p),
+            BULK_OUT=bulk_out,
             SPLIT=lowering.split,
             CLUSTER=cluster,
             THREADS=(tile.consumers + 1) * 128,
-            SHARED_BYTES=_shared_bytes(tile, p, split=splits > 1, resident=stays),
+            SHARED_BYTES=_shared_bytes(
+                tile, p, facts.limits, bulk_out=bulk_out, split=splits > 1, resident=stays
+            ),
             Out="f32" if lowering.split else p.dtype,
         )
         return Pass(
@@ -256,7 +263,7 @@ class ImplicitGemmWgmma(CudaAlgorithm):
         traffic = p.input_bytes + p.residual_bytes + p.out_bytes + p.weight_bytes + 2 * x.nbytes
         # What is written and read again stays in the second-level cache in part.
         memory = traffic / facts.bandwidth + partial_bytes(p, slices) / (0.35 * facts.bandwidth)
-        seconds = max(seconds, memory) + 0.45 * min(seconds, memory)
+        seconds = max(seconds, memory) + 0.3 * min(seconds, memory)
         products = len(shared_gathers(p))
         launches = products + len(x.passes) + (slices > 1)
         if _packed(p, facts.limits):
@@ -395,14 +402,43 @@ def _stage_bytes(tile: Tile, p: ConvProblem) -> int:
     return ROW_BYTES * tile.p + _filter_bytes(tile, p)
 
 
-def _shared_bytes(tile: Tile, p: ConvProblem, *, split: bool, resident: int = 0) -> int:
+def _stored_columns(tile: Tile, p: ConvProblem) -> int:
+    """Filters of a slice of a consumer's sums on their way out: a line of memory, or less."""
+    line = ROW_BYTES // p.itemsize
+    return line if tile.m % line == 0 else 32
+
+
+def _stored_bytes(tile: Tile, p: ConvProblem, *, bulk_out: bool = False) -> int:
+    """Of a consumer's slices of 64 pixels: two that the copy engine brings to memory, or one, whose
+    rows begin on different banks."""
+    columns = _stored_columns(tile, p)
+    if bulk_out:
+        elements = 2 * 64 * columns
+    elif p.layout == "NHWC":
+        elements = 64 * (columns + 8)
+    else:
+        elements = columns * (64 + 16 // p.itemsize)
+    return p.itemsize * elements
+
+
+def _shared_bytes(
+    tile: Tile, p: ConvProblem, limits: Limits, *, bulk_out: bool, split: bool, resident: int = 0
+) -> int:
     """With the filters of so many steps beside the slots, or in them."""
-    columns = ROW_BYTES // p.itemsize if tile.m % (ROW_BYTES // p.itemsize) == 0 else 32
-    rows = 64 * (columns + 8) if p.layout == "NHWC" else columns * (64 + 16 // p.itemsize)
-    stored = 0 if split else tile.consumers * p.itemsize * rows
+    barriers = 8 * (2 * tile.stages + 1 + 2 * tile.consumers)
+    places = (0 if bulk_out else 4 * tile.p) + (0 if _im2col(p, limits) else 16 * tile.p)
+    stored = 0 if split else tile.consumers * _stored_bytes(tile, p, bulk_out=bulk_out)
     filters = (resident or tile.stages) * _filter_bytes(tile, p)
-    slots = tile.stages * (ROW_BYTES * tile.p + 16) + 8
-    return slots + filters + stored + (4 + 16) * tile.p
+    return tile.stages * ROW_BYTES * tile.p + filters + stored + places + barriers
+
+
+def _bulk_out(p: ConvProblem, tile: Tile, gather: SharedGather, limits: Limits) -> bool:
+    """Whether the copy engine brings a sum that is not split to memory: pixels that follow each
+    other there, and whole copies of filters."""
+    follow = (gather.phase.h.step, gather.phase.w.step) == (1, 1)
+    whole = p.k_group * p.itemsize % 16 == 0
+    nbytes = _shared_bytes(tile, p, limits, bulk_out=True, split=False)
+    return p.layout == "NHWC" and follow and whole and nbytes <= limits.max_workgroup_storage
 
 
 def _kinds(p: ConvProblem, tile: Tile, gather: SharedGather) -> int:
@@ -416,12 +452,14 @@ def _resident(p: ConvProblem, tile: Tile, gather: SharedGather, facts: Facts) ->
     kinds, blocks = _kinds(p, tile, gather), facts.cores * tile.blocks
     tiles = gather.phases * phase_tiles(p, gather.phase, tile)
     steps = ceil_div(gather.phase.taps * _channels(p, facts.limits), ROW_BYTES // p.itemsize)
+    bulk_out = _bulk_out(p, tile, gather, facts.limits)
+    nbytes = _shared_bytes(tile, p, facts.limits, bulk_out=bulk_out, split=False, resident=steps)
     return (
         steps > 0
         and p.groups == 1
         and (_im2col(p, facts.limits) or _packed(p, facts.limits))
         and tiles > blocks >= kinds
         and ceil_div(tiles, blocks // kinds * kinds) == ceil_div(tiles, blocks)
-        and _shared_bytes(tile, p, split=False, resident=steps)
+        and nbytes
         <= (facts.limits.max_workgroup_storage + SHARED_OF_CORE) // tile.blocks - SHARED_OF_CORE
     )

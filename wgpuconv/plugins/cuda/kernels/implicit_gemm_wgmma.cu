@@ -36,6 +36,9 @@
 // Yokota 2022, arXiv:2203.03341). An infinity, and what TF32 rounds to one, has no rest: it becomes
 // NaN.
 //
+// What goes out does so through shared memory, slice by slice: threads copy it to its places, or,
+// with BULK_OUT, one of them asks the copy engine to, and all go on to the next tile.
+//
 // The sum over k may be split. Either the blocks of a CLUSTER take one split each of the same tile,
 // the only one of the block; then each adds up its share of the tile from the shared memory of all.
 // Or, with SPLIT, partial sums go to y as floats, one slice a split, and reduce_splits finishes.
@@ -59,13 +62,15 @@ constexpr int K_STEPS = 1;
 constexpr bool CACHED = true;  // A goes through the first-level cache: taps share pixels
 constexpr bool CHANNELS_LAST = true;  // the output's order
 constexpr int OUT_VECTOR = 8;  // elements of one store
+constexpr int STORED_M = 64;      // filters that a consumer stores at once, of 64 pixels
+constexpr bool BULK_OUT = false;  // through `y_map`: pixels follow each other, in whole copies
 constexpr bool SPLIT = false;
 constexpr int CLUSTER = 1;  // blocks that share the sum of a tile
 using Out = Half;  // Scalar, or float for partial sums
 constexpr Activation ACTIVATION = Activation::identity;
 constexpr bool RESIDUAL = false;  // else `residual` is not read
 constexpr int THREADS = 384;
-constexpr int SHARED_BYTES = 184920;
+constexpr int SHARED_BYTES = 184952;
 
 struct Params {
   int pixels;  // output pixels of this launch, over all images
@@ -150,21 +155,25 @@ static_assert(PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <=
 static_assert(!WHOLE || (BYTES == 4 && ROWS == 1 && TILE_M <= 128), "registers for two sums");
 static_assert(BLOCKS == 1 || (BLOCKS == 2 && ROWS == 1 && TILE_M <= 64), "registers for the sums");
 
-// What a consumer stores at once: 64 pixels, of each as many filters as are a line of memory, or less.
-constexpr int STORED_M = TILE_M % (ROW_BYTES / BYTES) == 0 ? ROW_BYTES / BYTES : 32;
-constexpr int STORED = CHANNELS_LAST ? 64 * (STORED_M + 8) : STORED_M * (64 + CHUNK);
+// What a consumer stores at once: a line of memory of each pixel, or less.
+static_assert(TILE_M % STORED_M == 0 && STORED_M * BYTES <= ROW_BYTES);
+constexpr int STORED = BULK_OUT        ? 2 * 64 * STORED_M  // of which one is still read
+                       : CHANNELS_LAST ? 64 * (STORED_M + 8)
+                                       : STORED_M * (64 + CHUNK);
 constexpr int STORED_BYTES = SPLIT || CLUSTER > 1 ? 0 : BYTES * STORED;
+static_assert(!BULK_OUT || (CHANNELS_LAST && !SPLIT && CLUSTER == 1), "rows of whole sums");
 constexpr int RESIDENT_AT = STAGES * STAGE_BYTES;
 constexpr int STORED_AT = RESIDENT_AT + (RESIDENT ? K_STEPS * B_BYTES : 0);
 constexpr int PLACES_AT = STORED_AT + CONSUMERS * STORED_BYTES;
-constexpr int PIXELS_AT = PLACES_AT + 4 * TILE_P;
-constexpr int BARRIERS_AT = PIXELS_AT + 2 * 8 * TILE_P;
+constexpr int PIXELS_AT = PLACES_AT + (BULK_OUT ? 0 : 4 * TILE_P);
+constexpr int BARRIERS_AT = PIXELS_AT + (IM2COL ? 0 : 2 * 8 * TILE_P);
 
 // Of a cluster: the sums of a block in the place of the slots, with rows that begin on other banks.
 constexpr int SUMS_ROWS = CHANNELS_LAST ? TILE_P : TILE_M;
 constexpr int SUMS_PITCH = (CHANNELS_LAST ? TILE_M : TILE_P) + 8;
 static_assert(CLUSTER == 1 || 4 * SUMS_ROWS * SUMS_PITCH <= STORED_AT, "the sums fit");
-static_assert(SHARED_BYTES >= BARRIERS_AT + 8 * (2 * STAGES + 1), "the host asks for enough");
+constexpr int BARRIERS = 2 * STAGES + 1 + 2 * CONSUMERS;
+static_assert(SHARED_BYTES >= BARRIERS_AT + 8 * BARRIERS, "the host asks for enough");
 
 // One tile of the output, or one split of it.
 struct Work {
@@ -225,6 +234,11 @@ __device__ inline unsigned empty_barrier(unsigned shared, int slot) {
 }
 __device__ inline unsigned resident_barrier(unsigned shared) {
   return shared + BARRIERS_AT + 8 * 2 * STAGES;
+}
+
+// Of a consumer's two places for what goes out.
+__device__ inline unsigned residual_barriers(unsigned shared, int consumer) {
+  return resident_barrier(shared) + 8 + 16 * consumer;
 }
 
 // A thread of the producer copies this chunk of every A_ROWS-th row of A from this one on.
@@ -680,14 +694,129 @@ __device__ inline void store_share(const Target<Scalar>& target, int block, Scal
   }
 }
 
+// The way out of a consumer's sums by the copy engine: in slices of 64 pixels by STORED_M filters,
+// which lie in two places by turns, since a copy may still read the last one. The residual comes to
+// the slice's place before its sums are complete.
+struct BulkStore {
+  static constexpr int COLUMNS = TILE_M / STORED_M;
+  static constexpr int SLICES = ROWS * COLUMNS;      // of a tile
+  static constexpr int HELD = (TILE_M / 8 + 7) / 8;  // pairs of biases of a lane
+  static constexpr int PLACE_BYTES = STORED_BYTES / 2;
+
+  const Params& params;
+  const TensorMap& residual_map;
+  const TensorMap& y_map;
+  unsigned char* places;
+  unsigned barriers;  // of the residual, one of each place
+  int count = 0;      // of slices that have gone out
+  int m0;             // the tile's first filter
+  int group;          // of filters
+  int pixel0;         // the consumer's first pixel
+  Scalar held[HELD][2];
+
+  // Asks for what will be added to a slice of the tile.
+  __device__ void load_residual(int slice) const {
+    const int place = (count + slice) % 2;
+    arrive_expecting(barriers + 8 * place, PLACE_BYTES);
+    copy_rows(shared_address(places) + place * PLACE_BYTES, residual_map,
+              m0 + slice % COLUMNS * STORED_M, group, pixel0 + slice / COLUMNS * 64,
+              barriers + 8 * place);
+  }
+
+  // Of the next tile. Nobody waits for the biases yet.
+  __device__ void begin(const Work& work, const Scalar* bias) {
+    const int lane = threadIdx.x % 32;
+    m0 = work.m_tile * TILE_M;
+    group = work.group;
+    pixel0 = work.p_tile * TILE_P + threadIdx.x / GROUP * ROWS * 64;
+    // Each lane loads those of some filters, for all lanes that have these.
+#pragma unroll
+    for (int i = 0; i < HELD; i++) {
+      const int m = m0 + (i * 8 + lane / 4) * 8 + lane % 4 * 2;
+      held[i][0] = bias[group * params.m + min(m, params.m - 1)];
+      held[i][1] = bias[group * params.m + min(m + 1, params.m - 1)];
+    }
+  }
+
+  // Called while products run, since it waits for what the tile before has stored.
+  __device__ void load_residuals() const {
+    if (threadIdx.x % GROUP == 0) {
+      wait_stores<SLICES == 1 ? 1 : 0>();
+      for (int slice = 0; slice < min(SLICES, 2); slice++) {
+        load_residual(slice);
+      }
+    }
+  }
+
+  __device__ void store(const float (&acc)[ROWS][TILE_M / 8][4]) {
+    const int thread = threadIdx.x % GROUP;
+    const int lane = thread % 32;
+#pragma unroll
+    for (int slice = 0; slice < SLICES; slice++) {
+      const int place = (count + slice) % 2;
+      unsigned char* staged = places + place * PLACE_BYTES;
+      if constexpr (RESIDUAL) {
+        wait_barrier(barriers + 8 * place, (count + slice) / 2 % 2);
+      } else {
+        if (thread == 0) {
+          wait_stores<1>();
+        }
+        Warpgroup::sync();  // the slice that lay here has been read
+      }
+#pragma unroll
+      for (int j = 0; j < STORED_M / 8; j++) {
+        const int all_j = slice % COLUMNS * (STORED_M / 8) + j;
+        const int m = j * 8 + lane % 4 * 2;
+        const float(&sums)[4] = acc[slice / COLUMNS][all_j];
+        const float bias0 = from_lane(to_float(held[all_j / 8][0]), all_j % 8 * 4 + lane % 4);
+        const float bias1 = from_lane(to_float(held[all_j / 8][1]), all_j % 8 * 4 + lane % 4);
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+          const int row = thread / 32 * 16 + half * 8 + lane / 4;
+          Scalar* pair = reinterpret_cast<Scalar*>(
+              staged + swizzled<STORED_M / CHUNK>(row, m / CHUNK) + m % CHUNK * BYTES);
+          float v0 = sums[2 * half] + bias0;
+          float v1 = sums[2 * half + 1] + bias1;
+          if constexpr (RESIDUAL) {
+            v0 += to_float(pair[0]);
+            v1 += to_float(pair[1]);
+          }
+          store_pair(pair, activate<ACTIVATION>(v0, params.act_a, params.act_b),
+                     activate<ACTIVATION>(v1, params.act_a, params.act_b));
+        }
+      }
+      publish_copies();
+      Warpgroup::sync();  // the slice is complete
+      if (thread == 0) {
+        store_box(y_map, shared_address(staged), m0 + slice % COLUMNS * STORED_M, group,
+                  pixel0 + slice / COLUMNS * 64);
+        commit_stores();
+        if (RESIDUAL && slice + 2 < SLICES) {
+          wait_stores<0>();
+          load_residual(slice + 2);
+        }
+      }
+    }
+    count += SLICES;
+  }
+
+  // Before shared memory goes away.
+  __device__ void end() const {
+    if (threadIdx.x % GROUP == 0) {
+      wait_stores<0>();
+    }
+  }
+};
+
 __device__ inline void consume(const Params& params, const Scalar* bias, const Scalar* residual,
-                               Out* y) {
+                               Out* y, const TensorMap& residual_map, const TensorMap& y_map) {
   const int group = threadIdx.x / GROUP;
   const int warp = threadIdx.x % GROUP / 32;
   const int lane = threadIdx.x % 32;
   const unsigned shared = shared_address(shared_memory());
   unsigned char* stored = shared_memory() + STORED_AT + group * STORED_BYTES;
   int* y_of_pixel = reinterpret_cast<int*>(shared_memory() + PLACES_AT) + group * 64 * ROWS;
+  BulkStore out{params, residual_map, y_map, stored, residual_barriers(shared, group)};
   Slot slot;
   for (int tile = blockIdx.x; tile < params.tiles; tile += gridDim.x) {
     const Work work = work_of(params, tile);
@@ -696,7 +825,7 @@ __device__ inline void consume(const Params& params, const Scalar* bias, const S
       y_base += work.phase / params.phase_columns * params.y_phase_h +
                 work.phase % params.phase_columns * params.y_phase_w;
     }
-    for (int i = threadIdx.x % GROUP; i < 64 * ROWS; i += GROUP) {
+    for (int i = threadIdx.x % GROUP; i < (BULK_OUT ? 0 : 64 * ROWS); i += GROUP) {
       const int p = work.p_tile * TILE_P + group * 64 * ROWS + i;
       const int q = p % params.q_hw;
       y_of_pixel[i] = p < params.pixels
@@ -705,6 +834,9 @@ __device__ inline void consume(const Params& params, const Scalar* bias, const S
                           : -1;
     }
 
+    if constexpr (BULK_OUT) {
+      out.begin(work, bias);
+    }
     Operands own;
 #pragma unroll
     for (int i = 0; i < ROWS * (TILE_M / 8) * 4; i++) {
@@ -720,6 +852,9 @@ __device__ inline void consume(const Params& params, const Scalar* bias, const S
       const unsigned own_a = at + group * ROWS * 64 * ROW_BYTES;
       const unsigned b = RESIDENT ? shared + RESIDENT_AT + step * B_BYTES : at + A_BYTES;
       multiply(own, own_a, b, [&] { arrive_warp(previous, lane); });
+      if (BULK_OUT && RESIDUAL && step == 0) {
+        out.load_residuals();
+      }
       previous = empty_barrier(shared, slot.at);
       if (WHOLE) {
         arrive_warp(previous, lane);
@@ -747,6 +882,8 @@ __device__ inline void consume(const Params& params, const Scalar* bias, const S
       target.y_of_pixel -= group * 64 * ROWS;
       store_share(target, work.split, reinterpret_cast<Scalar*>(y));
       leave_cluster();
+    } else if constexpr (BULK_OUT) {
+      out.store(own.acc);
     } else {
       if constexpr (RESIDUAL) {
         Warpgroup::sync();  // the places of the pixels are there
@@ -762,6 +899,9 @@ __device__ inline void consume(const Params& params, const Scalar* bias, const S
       }
     }
   }
+  if constexpr (BULK_OUT) {
+    out.end();
+  }
 }
 
 extern "C" __global__ void CLUSTER_OF(CLUSTER) __launch_bounds__(THREADS, BLOCKS)
@@ -769,7 +909,9 @@ extern "C" __global__ void CLUSTER_OF(CLUSTER) __launch_bounds__(THREADS, BLOCKS
                         const Scalar* __restrict__ packed, const int2* __restrict__ taps,
                         const Scalar* __restrict__ bias, const Scalar* __restrict__ residual,
                         Out* __restrict__ y, const __grid_constant__ TensorMap x_map,
-                        const __grid_constant__ TensorMap packed_map) {
+                        const __grid_constant__ TensorMap packed_map,
+                        const __grid_constant__ TensorMap residual_map,
+                        const __grid_constant__ TensorMap y_map) {
   const unsigned shared = shared_address(shared_memory());
   if (threadIdx.x == 0) {
     for (int i = 0; i < STAGES; i++) {
@@ -778,6 +920,9 @@ extern "C" __global__ void CLUSTER_OF(CLUSTER) __launch_bounds__(THREADS, BLOCKS
       set_up_barrier(empty_barrier(shared, i), CONSUMERS * GROUP / 32);
     }
     set_up_barrier(resident_barrier(shared), 1);
+    for (int i = 0; i < 2 * CONSUMERS; i++) {
+      set_up_barrier(residual_barriers(shared, 0) + 8 * i, 1);
+    }
     publish_barriers();
   }
   wait_for_previous();
@@ -800,6 +945,6 @@ extern "C" __global__ void CLUSTER_OF(CLUSTER) __launch_bounds__(THREADS, BLOCKS
     }
   } else {
     take_registers<CONSUMER_REGISTERS>();
-    consume(params, bias, residual, y);
+    consume(params, bias, residual, y, residual_map, y_map);
   }
 }

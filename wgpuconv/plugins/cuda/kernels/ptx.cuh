@@ -90,6 +90,9 @@ __device__ inline void store_pair(float* to, float first, float second) {
   *reinterpret_cast<float2*>(to) = make_float2(first, second);
 }
 
+// The value of another lane of the warp, all of which call this.
+__device__ inline float from_lane(float v, int lane) { return __shfl_sync(~0u, v, lane); }
+
 // ---- one kernel after the other ----
 
 // From Hopper on, a kernel may be started while the one before it in the stream still runs

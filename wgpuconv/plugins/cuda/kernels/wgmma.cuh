@@ -127,6 +127,36 @@ __device__ inline void copy_box(unsigned to, const TensorMap& map, int c, int gr
 #endif
 }
 
+// ---- copies to global memory; one thread starts each, and waits for its own ----
+
+// Writes a box to an array of filters, groups and pixels, from that place on; what lies outside of
+// the array is left out. Rows of the box lie in shared memory as copies by maps bring them. Threads
+// that wrote there have called publish_copies.
+__device__ inline void store_box(const TensorMap& map, unsigned from, int m, int group, int pixel) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  asm volatile(
+      "cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(
+          &map),
+      "r"(m), "r"(group), "r"(pixel), "r"(from)
+      : "memory");
+#endif
+}
+
+// Ends a group of such copies.
+__device__ inline void commit_stores() {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+#endif
+}
+
+// Waits until all but the last PENDING groups have read shared memory.
+template <int PENDING>
+__device__ inline void wait_stores() {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
+#endif
+}
+
 // ---- clusters: blocks that run at the same time and read each other's shared memory ----
 
 // In a kernel's declaration: how many neighbouring blocks are a cluster.
