@@ -1267,6 +1267,28 @@ def test_plain_kernels_on_the_cpu(emulator: Emulator, name: str, layout: str) ->
             contract.verify(emulator.device, algorithm, problem, config)
 
 
+def test_activations_of_many_values_on_the_cpu(emulator: Emulator) -> None:
+    check_activations(emulator.device)
+
+
+def check_activations(device: Device) -> None:
+    """Within the accuracies that WGSL gives exp and divisions, relative to the smallest results."""
+    v = [*np.linspace(-12, 12, 961), -1e4, -80, 80, 1e4, 3e38, -3e38, -0.0, 1e-30, np.nan]
+    x = np.array(v, np.float32).reshape(1, 1, -1, 1)
+    problem = ConvProblem.parse(f"conv2d f32 n1 c1 h{x.size} w1 k1 r1 s1")
+    direct = next(a for a in ALGORITHMS if a.name == "direct")
+    (config, *_) = direct.configs(problem, device.facts)
+    for name in ("gelu", "silu", "sigmoid", "tanh"):
+        active = problem.with_(activation=Activation.of(name))
+        plan = direct.lower(active, config, device.facts, 0)
+        got = contract.Runner(device, plan)(x, np.ones((1, 1, 1, 1), np.float32), None)
+        want = reference.activate(active.activation, x.astype(np.float64))
+        of_exp = x.astype(np.float64) ** 2 / 2 if name == "gelu" else np.abs(x)
+        bound = (9 + 4 * np.minimum(of_exp, 100)) * reference.ULP * np.abs(want) + 2.0**-126
+        assert (np.abs(got - want) <= bound)[~np.isnan(x)].all(), name
+        assert np.isnan(got[np.isnan(x)]).all(), name
+
+
 @pytest.mark.parametrize(
     ("name", "right", "broken"),
     [
@@ -1875,6 +1897,11 @@ def test_activations(cuda: Device, name: str, dtype: str) -> None:
         if algorithm.refusal(problem, cuda.facts) is None:
             config = algorithm.configs(problem, cuda.facts)[0]
             contract.verify(cuda, algorithm, problem, config)
+
+
+@pytest.mark.gpu
+def test_activations_of_many_values(cuda: Device) -> None:
+    check_activations(cuda)
 
 
 @pytest.mark.gpu
