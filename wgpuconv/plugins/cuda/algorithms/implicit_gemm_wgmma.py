@@ -73,13 +73,15 @@ TILES = (
     Tile(128, 64, 6, 1),
     Tile(256, 64, 4, 1),
     Tile(128, 64, 3, 2),
-    Tile(128, 64, 2, 2),
     # that fill the last round of blocks better
     Tile(192, 128, 4, 1),
     Tile(192, 64, 5, 1),
     Tile(128, 192, 4, 1),
     Tile(128, 160, 5, 1),
     Tile(128, 96, 6, 1),
+    # with less on its way, for what memory bounds
+    Tile(128, 64, 2, 2),
+    Tile(128, 96, 4, 1),
 )
 WHOLE_TILES = (Tile(128, 128, 4, 1), Tile(128, 64, 6, 1))
 """For plain float32, whose filters take twice the room and whose sums twice the registers."""
