@@ -1030,6 +1030,15 @@ EMULATED: list[tuple[str, str, Config]] = (
                 1,
                 "conv_transpose2d f16 n1 c64 h9 w8 k72 r3 s3 stride1,2 outpad0,1 nhwc bias",
             ),
+            # and some of them without a tap
+            (
+                128,
+                64,
+                3,
+                1,
+                1,
+                "conv_transpose2d f16 n1 c64 h5 w6 k72 r3 s1 stride1,2 outpad0,1 nhwc residual",
+            ),
             # splits in a cluster, which adds them up
             (128, 64, 3, 3, 3, "conv2d bf16 n3 c64 h9 w9 k72 r2 s2 nhwc bias residual act:relu"),
             (128, 64, 3, 2, 2, "conv_transpose2d f32 n3 c32 h8 w6 k9 r3 s3 stride2 residual tf32"),
