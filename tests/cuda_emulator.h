@@ -9,6 +9,7 @@
 
 #include <ucontext.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -111,6 +112,8 @@ struct Fiber {
   std::deque<std::vector<Copy>> stores;  // on their way out: their `from` is where they go
   std::vector<Copy> store;
   bool done = false;
+  // Where it wrote to shared memory what the copy engine may not see yet: the first and the last.
+  const unsigned char *unpublished = nullptr, *unpublished_last = nullptr;
   bool waited = false;  // for the kernel before
   // What the thread waits for: that the word, as far as the mask goes, is no longer this value.
   const unsigned* word = nullptr;
@@ -298,6 +301,7 @@ inline void begin() {
 
 inline void start(Fiber& fiber) {
   fiber.done = false;
+  fiber.unpublished = nullptr;
   fiber.waited = false;
   fiber.word = nullptr;
   fiber.groups.clear();
@@ -483,6 +487,10 @@ void store_pair(T* to, float first, float second) {
   }
   to[0] = from_float<T>(first);
   to[1] = from_float<T>(second);
+  auto& fiber = emulator::self();
+  const auto* at = reinterpret_cast<const unsigned char*>(to);
+  fiber.unpublished_last = fiber.unpublished ? std::max(fiber.unpublished_last, at) : at;
+  fiber.unpublished = fiber.unpublished ? std::min(fiber.unpublished, at) : at;
 }
 
 inline float from_lane(float v, int lane) {
@@ -630,7 +638,7 @@ void multiply_add(float (&acc)[4], const unsigned (&a)[4], unsigned b0, unsigned
 
 // ---- the functions of wgmma.cuh ----
 
-inline void publish_copies() {}
+inline void publish_copies() { emulator::self().unpublished = nullptr; }
 inline void begin_products() {}
 
 inline void commit_products() {
@@ -898,6 +906,13 @@ inline void copy_box(unsigned to, const TensorMap& map, int c, int group, int w,
 inline void store_box(const TensorMap& map, unsigned from, int m, int group, int pixel) {
   const int row_bytes = map.box[0] * map.bytes;
   emulator::check_target(from, map.box[2] * row_bytes, 128);
+  const auto* begin = &emulator::block->shared[from];
+  for (const auto& fiber : emulator::fibers) {
+    if (fiber.unpublished && fiber.unpublished < begin + map.box[2] * row_bytes &&
+        fiber.unpublished_last >= begin) {
+      emulator::fail("the copy engine may not see what a thread has written");
+    }
+  }
   for (int i = 0; i < map.box[2]; i++) {
     const long long offset = group * map.strides[0] + (pixel + i) * map.strides[1];
     for (int chunk = 0; chunk < row_bytes / 16; chunk++) {

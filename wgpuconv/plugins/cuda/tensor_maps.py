@@ -27,7 +27,7 @@ MOST_BOX = 256
 
 @dataclass(frozen=True)
 class TensorMap:
-    """An array, its innermost axis first, and what a copy brings of it."""
+    """An array, its innermost axis first, and what a copy brings of it, or to it."""
 
     dtype: str
     """``tf32``: floats that are rounded to it on the way, to nearest."""

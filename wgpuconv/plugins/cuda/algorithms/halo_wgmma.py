@@ -491,7 +491,8 @@ def _out_vector(p: ConvProblem, tile: Tile, area: Area) -> int:
 
 @lru_cache(maxsize=4096)
 def _staging(p: ConvProblem, phase: Phase, tile: Tile, facts: Facts) -> Staging | None:
-    """As much as fits of what makes a kernel fast; None where even the least does not fit."""
+    """As much as fits of what makes a kernel fast, in steps as long as they may be; None where even
+    the least does not fit."""
     area = _area(p, phase, tile)
     pixel_bytes = tile.k * p.itemsize
     box_pixels = area.sorted_h * area.pitch

@@ -410,7 +410,7 @@ def _stored_columns(tile: Tile, p: ConvProblem) -> int:
     return line if tile.m % line == 0 else 32
 
 
-def _stored_bytes(tile: Tile, p: ConvProblem, *, bulk_out: bool = False) -> int:
+def _stored_bytes(tile: Tile, p: ConvProblem, *, bulk_out: bool) -> int:
     """Of a consumer's slices of 64 pixels: two that the copy engine brings to memory, or one, whose
     rows begin on different banks."""
     columns = _stored_columns(tile, p)

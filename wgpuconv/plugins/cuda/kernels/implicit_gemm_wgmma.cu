@@ -820,23 +820,24 @@ __device__ inline void consume(const Params& params, const Scalar* bias, const S
   Slot slot;
   for (int tile = blockIdx.x; tile < params.tiles; tile += gridDim.x) {
     const Work work = work_of(params, tile);
-    int y_base = params.y_base + work.group * params.y_g;
-    if (work.phase > 0) {
-      y_base += work.phase / params.phase_columns * params.y_phase_h +
-                work.phase % params.phase_columns * params.y_phase_w;
-    }
-    for (int i = threadIdx.x % GROUP; i < (BULK_OUT ? 0 : 64 * ROWS); i += GROUP) {
-      const int p = work.p_tile * TILE_P + group * 64 * ROWS + i;
-      const int q = p % params.q_hw;
-      y_of_pixel[i] = p < params.pixels
-                          ? y_base + p / params.q_hw * params.y_n +
-                                q / params.q_w * params.y_h + q % params.q_w * params.y_w
-                          : -1;
-    }
-
     if constexpr (BULK_OUT) {
       out.begin(work, bias);
+    } else {
+      int y_base = params.y_base + work.group * params.y_g;
+      if (work.phase > 0) {
+        y_base += work.phase / params.phase_columns * params.y_phase_h +
+                  work.phase % params.phase_columns * params.y_phase_w;
+      }
+      for (int i = threadIdx.x % GROUP; i < 64 * ROWS; i += GROUP) {
+        const int p = work.p_tile * TILE_P + group * 64 * ROWS + i;
+        const int q = p % params.q_hw;
+        y_of_pixel[i] = p < params.pixels
+                            ? y_base + p / params.q_hw * params.y_n +
+                                  q / params.q_w * params.y_h + q % params.q_w * params.y_w
+                            : -1;
+      }
     }
+
     Operands own;
 #pragma unroll
     for (int i = 0; i < ROWS * (TILE_M / 8) * 4; i++) {

@@ -87,7 +87,8 @@ struct alignas(64) TensorMap {
   unsigned char description[128];
 };
 
-// Channels, from `c` on, of one tap of several filters, from `row` on.
+// Channels, from `c` on, of one tap of several filters, from `row` on; or of what else has three such
+// axes.
 __device__ inline void copy_rows(unsigned to, const TensorMap& map, int c, int tap, int row,
                                  unsigned barrier) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -221,9 +222,10 @@ __device__ inline void take_registers() {
 
 // ---- products ----
 
-// Makes what has been copied to shared memory visible to the tensor cores, which read it past the
-// cache: called by the thread that copied, before the barrier that tells the others, or by the one
-// that has waited there, before its products. (Not needed for copies that one thread starts.)
+// Makes what has been written to shared memory visible to the tensor cores and the copy engine, which
+// read it past the cache: called by the thread that wrote, before the barrier that tells the others,
+// or by the one that has waited there, before its products. (Not needed for copies that one thread
+// starts.)
 __device__ inline void publish_copies() {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
